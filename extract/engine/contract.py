@@ -1,0 +1,309 @@
+"""The contract that travels with each engine, and what every runtime promises.
+
+`contract.json` is the only file a worker needs to read first. It never mentions how an engine was built: a runtime may
+have nothing to compile. This module imports no torch; hashing and limits are checked here, numbers (the probe) by the
+runtime when it loads.
+"""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from extract.canonical import canonical_json, digest, file_digest
+from extract.errors import EngineRefused, ExtractError
+from extract.records import States, TokenBatch
+from extract.settings import parse
+from extract.spec import OutputKind
+
+CONTRACT_FILE = "contract.json"
+FORMAT_VERSION = 1
+MAX_CONTRACT_BYTES = 16 * 2**20
+
+
+class NotAnEngine(EngineRefused):
+    """A directory without a contract."""
+
+    template = "{path}: not an engine directory ({problem}). Build one: extract build CHECKPOINT -o {path}"
+
+
+class EngineChanged(EngineRefused):
+    """A file of the engine is not the one its contract was written for."""
+
+    template = "{path}: engine file {name} has {field} {found}, the contract says {expected}. Copy the engine again or rebuild it."
+
+
+class EngineDoesNotFit(EngineRefused):
+    """This machine cannot run this engine."""
+
+    template = "{path}: this engine needs {field} {expected}, this machine has {found}. {advice}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointIdentity:
+    """Which weights an engine was made from."""
+
+    name: str
+    kind: Literal["directory", "hub", "gguf"]
+    sha256: str
+    architecture: str
+    model_type: str
+    num_layers: int
+    hidden_size: int
+    vocab_size: int
+    max_positions: int | None
+    dtype: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeIdentity:
+    """Which code runs the engine, and how it lays sequences out."""
+
+    name: Literal["torch"]
+    version: str
+    transformers: str
+    layout: Literal["packed", "dense"]
+    """packed: any sequences end to end; dense: only equal-length sequences share a pass."""
+    attention: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """The one device that the engine is committed to."""
+
+    type: Literal["cpu", "cuda"]
+    name: str
+    instruction_set: str | None = None
+    compute_capability: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """Types of weights, arithmetic and states."""
+
+    weights: str
+    activations: str
+    output: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The most that one forward pass takes."""
+
+    max_input_tokens: int
+    max_sequences: int
+    max_tokens: int
+    binding: str
+    """Why the limits are not higher."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateOutput:
+    """What a state is: the output of this module, and how the head sees it."""
+
+    module: str
+    width: int
+    dtype: str
+    head_input: str
+    """"identical": the head reads exactly this state; else how it differs."""
+    position: str = "post_final_norm"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerIdentity:
+    """What turns text into ids, observed at build time rather than believed."""
+
+    kind: Literal["fast", "slow", "none"]
+    sha256: str | None = None
+    prefix_ids: tuple[int, ...] = ()
+    """Ids that the tokenizer puts before every text."""
+    suffix_ids: tuple[int, ...] = ()
+    truncation_side: Literal["left", "right"] = "right"
+    bos_id: int | None = None
+    eos_id: int | None = None
+    chat_template: bool = False
+    precut: bool = False
+    """Long texts may be cut before they are tokenised (byte-pair tokenizers, right truncation)."""
+    probe_text: str = ""
+    probe_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFile:
+    """One file of the engine directory."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """What the build tried, and what it saw."""
+
+    neighbour: float
+    """Largest change in other sequences when one sequence of a pass is replaced (0 = bit-identical)."""
+    moved: float
+    """Relative error of a sequence moved to another place of the pass."""
+    plain: float
+    """Largest relative error against the plain model run on each row alone, in the engine's own precision."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fidelity:
+    """The engine against the plain model in `reference` precision, on the build's passages."""
+
+    reference: str
+    num_tokens: int
+    rel_error_max: float
+    """Largest, over rows, of max |difference| / max |reference|."""
+    cosine_mean: float
+    cosine_min: float
+    bound: float
+    """Relative error that a row may have and still be called right."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeSequence:
+    """One sequence that every load replays: per token the dot product with a fixed sign vector, divided by H."""
+
+    input_ids: tuple[int, ...]
+    projection: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """Sequences and their digest values; `tolerance` is absolute, in units of the projections' largest value."""
+
+    tolerance: float
+    sequences: tuple[ProbeSequence, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Facts seen at build that a plan needs before weights load."""
+
+    tokens_per_s: float
+    stored_ratio: dict[str, float] = field(default_factory=dict)
+    """Compressed over raw bytes of the states by value type, with zstd 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contract:
+    """Everything that is promised about an engine. Its canonical JSON's sha256 is the engine's id."""
+
+    checkpoint: CheckpointIdentity
+    runtime: RuntimeIdentity
+    device: Device
+    precision: Precision
+    limits: Limits
+    output: StateOutput
+    tokenizer: TokenizerIdentity
+    files: tuple[EngineFile, ...]
+    proof: Proof
+    fidelity: Fidelity
+    probe: Probe
+    measured: Measured
+    cache: Literal["none"] = "none"
+    generated_tokens: int = 0
+    format: Literal["extract-engine"] = "extract-engine"
+    version: int = FORMAT_VERSION
+
+    @property
+    def engine_id(self) -> str:
+        """sha256 of the contract's canonical JSON."""
+        return digest(asdict(self))
+
+
+class Runtime(Protocol):
+    """An engine in memory. One implementation a vendor; the pipeline knows only this."""
+
+    contract: Contract
+
+    def hidden_states(self, batch: TokenBatch, kind: OutputKind) -> States:
+        """Final-norm states of one pass.
+
+        Returns float32 (or float16, or uint16 holding bfloat16 bits, as `contract.output.dtype` says; `mean` is always
+        float32): [T, H] for "tokens", else [B, H]: the last token's, the first token's, the mean over each sequence.
+
+        Raises:
+            PassOutOfMemory: the pass does not fit; a smaller one may.
+        """
+
+
+class PassOutOfMemory(ExtractError):
+    """One forward pass needed more memory than there is; the pipeline halves the token budget once."""
+
+    exit_code = 8
+    template = (
+        "a forward pass of {tokens} tokens in {sequences} sequences ran out of memory on {device}. "
+        "Run again with a smaller --max-tokens."
+    )
+
+
+def write_contract(directory: Path, contract: Contract) -> None:
+    """Write `contract.json`, the last file of a build."""
+    (directory / CONTRACT_FILE).write_bytes(canonical_json(asdict(contract)) + b"\n")
+
+
+def read_contract(directory: Path) -> Contract:
+    """Read and check `contract.json`; files are not hashed here.
+
+    Raises:
+        NotAnEngine: no directory, no contract, not JSON, absurdly large, or another format version.
+    """
+    path = directory / CONTRACT_FILE
+    if not directory.is_dir():
+        raise NotAnEngine(path=directory, problem="no such directory")
+    if not path.is_file():
+        raise NotAnEngine(path=directory, problem=f"it holds no {CONTRACT_FILE}")
+    if path.stat().st_size > MAX_CONTRACT_BYTES:
+        raise NotAnEngine(
+            path=directory, problem=f"{CONTRACT_FILE} has {path.stat().st_size:,} bytes, absurdly many"
+        )
+    try:
+        table = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise NotAnEngine(path=directory, problem=f"{CONTRACT_FILE} is not JSON: {error}") from None
+    version = table.get("version") if isinstance(table, dict) else None
+    if version != FORMAT_VERSION:
+        problem = f"contract version {version!r} found, {FORMAT_VERSION} expected"
+        raise NotAnEngine(path=directory, problem=problem)
+    try:
+        return parse(Contract, table, str(path))
+    except ExtractError as error:
+        raise NotAnEngine(path=directory, problem=str(error)) from None
+
+
+def check_files(directory: Path, contract: Contract) -> None:
+    """Compare every file of the engine with the contract, by size and sha256.
+
+    Raises:
+        EngineChanged: the first file that is missing, of another size or of other bytes.
+    """
+    for expected in contract.files:
+        path = directory / expected.name
+        if Path(expected.name).name != expected.name or path.is_symlink() or not path.is_file():
+            raise EngineChanged(
+                path=directory, name=expected.name, field="state", found="missing", expected="present"
+            )
+        size = path.stat().st_size
+        if size != expected.size:
+            raise EngineChanged(
+                path=directory, name=expected.name, field="size", found=size, expected=expected.size
+            )
+        found = file_digest(path)
+        if found != expected.sha256:
+            raise EngineChanged(
+                path=directory,
+                name=expected.name,
+                field="sha256",
+                found=found[:12],
+                expected=expected.sha256[:12],
+            )
+
+
+def describe_json(contract: Contract) -> dict[str, Any]:
+    """The contract as JSON values, with its id first."""
+    return {"engine_id": contract.engine_id, **asdict(contract)}

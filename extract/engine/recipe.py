@@ -1,0 +1,50 @@
+"""The recipe: what to build from a checkpoint. About ten scalars, TOML, no code (`engines/<family>/<name>.toml`)."""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from extract.settings import parse, read_toml
+
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+
+MAX_SEQUENCES = 8192
+MAX_TOKENS = 1_048_576
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How an engine is built."""
+
+    runtime: Literal["torch"] = "torch"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: DType = "auto"
+    """"auto" is the checkpoint's own type where the device computes in it, else float32."""
+    max_input_tokens: int = 128
+    max_sequences: int = MAX_SEQUENCES
+    max_tokens: int | None = None
+    """Token budget of one pass; `None` is 4,096 on a CPU, 131,072 on a CUDA device."""
+    layout: Literal["auto", "packed", "dense"] = "auto"
+    architectures: tuple[str, ...] = ()
+    """Architectures that the recipe is meant for; empty means any."""
+    description: str = ""
+
+    def __post_init__(self) -> None:
+        if self.max_input_tokens < 1:
+            raise ValueError("max_input_tokens: a whole number, 1 or more")
+        if not 1 <= self.max_sequences <= MAX_SEQUENCES:
+            raise ValueError(f"max_sequences: 1 to {MAX_SEQUENCES}")
+        if self.max_tokens is not None and not 1 <= self.max_tokens <= MAX_TOKENS:
+            raise ValueError(f"max_tokens: 1 to {MAX_TOKENS}")
+
+
+def load_recipe(path: Path) -> Recipe:
+    """Read a recipe; unknown keys and bad values are errors that name the file."""
+    return parse(Recipe, read_toml(path), str(path))
+
+
+def override(recipe: Recipe, **options: object) -> Recipe:
+    """The recipe with every option that is not `None` put in its place."""
+    given = {key: value for key, value in options.items() if value is not None}
+    return parse(Recipe, {**dataclasses.asdict(recipe), **given}, "options")

@@ -1,0 +1,106 @@
+"""Turn a TOML table into a frozen dataclass: types checked, unknown keys refused with the nearest known one.
+
+Knows nothing of what the settings mean; ranges and rules between keys live in each dataclass's `__post_init__`.
+"""
+
+import dataclasses
+import difflib
+import tomllib
+import types
+import typing
+from pathlib import Path
+from typing import Any, TypeVar
+
+from extract.errors import BadValue, UnknownKey, UnreadableSpec
+
+T = TypeVar("T")
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file; errors name the file, and the line where it does not parse."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UnreadableSpec(path=path, problem="no such file.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UnreadableSpec(path=path, problem=f"cannot be read: {error}.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UnreadableSpec(path=path, problem=f"not valid TOML: {error}.") from None
+
+
+def parse(cls: type[T], table: Any, where: str) -> T:
+    """Build `cls` from `table`. `where` names the file (and table) in messages.
+
+    Raises:
+        UnknownKey: a key that `cls` has no field for.
+        BadValue: a value of the wrong type, a missing key, or one that `__post_init__` refuses.
+    """
+    if not isinstance(table, dict):
+        raise BadValue(where=where, key="this table", found=_shown(table), expected="a table of keys")
+    hints = typing.get_type_hints(cls)
+    fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        if key not in fields:
+            near = difflib.get_close_matches(key, fields, n=1, cutoff=0.5)
+            hint = f" Did you mean {near[0]!r}?" if near else f" Known keys: {', '.join(sorted(fields))}."
+            raise UnknownKey(where=where, key=key, hint=hint)
+        values[key] = _coerce(hints[key], value, where, key)
+    for name, field in fields.items():
+        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if required and name not in values:
+            raise BadValue(where=where, key=name, found="missing", expected=_expected(hints[name]))
+    try:
+        return cls(**values)
+    except ValueError as error:
+        key, _, expected = str(error).partition(": ")
+        raise BadValue(where=where, key=key, found=_shown(values.get(key)), expected=expected) from None
+
+
+def _coerce(hint: Any, value: Any, where: str, key: str) -> Any:
+    options = typing.get_args(hint) if _is_union(hint) else (hint,)
+    for option in options:
+        if option is type(None):
+            if value is None:
+                return None
+        elif dataclasses.is_dataclass(option):
+            if isinstance(value, dict):
+                return parse(typing.cast("type[Any]", option), value, f"{where} [{key}]")
+        elif typing.get_origin(option) is typing.Literal:
+            if value in typing.get_args(option):
+                return value
+        elif typing.get_origin(option) is tuple:
+            inner = typing.get_args(option)[0]
+            if isinstance(value, (list, tuple)) and all(_is_a(item, inner) for item in value):
+                return tuple(value)
+        elif _is_a(value, option):
+            return float(value) if option is float else value
+    raise BadValue(where=where, key=key, found=_shown(value), expected=_expected(hint))
+
+
+def _is_a(value: Any, kind: Any) -> bool:
+    if kind is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, kind)
+
+
+def _is_union(hint: Any) -> bool:
+    return typing.get_origin(hint) in (typing.Union, types.UnionType)
+
+
+def _expected(hint: Any) -> str:
+    if _is_union(hint):
+        return " or ".join(_expected(option) for option in typing.get_args(hint) if option is not type(None))
+    if typing.get_origin(hint) is typing.Literal:
+        return "one of " + ", ".join(f'"{value}"' for value in typing.get_args(hint))
+    if typing.get_origin(hint) is tuple:
+        return f"a list of {_expected(typing.get_args(hint)[0])}"
+    names = {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}
+    return names.get(hint, "a table")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value) if not isinstance(value, str) else f'"{value}"'
+    return text if len(text) <= 80 else text[:77] + "..."
