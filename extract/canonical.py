@@ -8,9 +8,7 @@ from typing import Any
 
 def canonical_json(value: Any) -> bytes:
     """Sorted keys, no spaces, UTF-8, no NaN: equal values give equal bytes."""
-    return json.dumps(
-        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
-    ).encode()
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 def digest(value: Any) -> str:

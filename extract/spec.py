@@ -87,7 +87,7 @@ class TextSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OutputSpec:
+class StatesSpec:
     """What is written for each row."""
 
     kind: OutputKind = "tokens"
@@ -147,7 +147,7 @@ class JobSpec:
     output: str | None = None
     """Output directory; relative paths start at the current directory."""
     text: TextSpec = field(default_factory=TextSpec)
-    out: OutputSpec = field(default_factory=OutputSpec)
+    states: StatesSpec = field(default_factory=StatesSpec)
     run: RunSpec = field(default_factory=RunSpec)
 
 

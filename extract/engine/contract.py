@@ -259,9 +259,7 @@ def read_contract(directory: Path) -> Contract:
     if not path.is_file():
         raise NotAnEngine(path=directory, problem=f"it holds no {CONTRACT_FILE}")
     if path.stat().st_size > MAX_CONTRACT_BYTES:
-        raise NotAnEngine(
-            path=directory, problem=f"{CONTRACT_FILE} has {path.stat().st_size:,} bytes, absurdly many"
-        )
+        raise NotAnEngine(path=directory, problem=f"{CONTRACT_FILE} has {path.stat().st_size:,} bytes, absurdly many")
     try:
         table = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
@@ -290,9 +288,7 @@ def check_files(directory: Path, contract: Contract) -> None:
             )
         size = path.stat().st_size
         if size != expected.size:
-            raise EngineChanged(
-                path=directory, name=expected.name, field="size", found=size, expected=expected.size
-            )
+            raise EngineChanged(path=directory, name=expected.name, field="size", found=size, expected=expected.size)
         found = file_digest(path)
         if found != expected.sha256:
             raise EngineChanged(
