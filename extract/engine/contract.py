@@ -283,9 +283,7 @@ def check_files(directory: Path, contract: Contract) -> None:
     for expected in contract.files:
         path = directory / expected.name
         if Path(expected.name).name != expected.name or path.is_symlink() or not path.is_file():
-            raise EngineChanged(
-                path=directory, name=expected.name, field="state", found="missing", expected="present"
-            )
+            raise EngineChanged(path=directory, name=expected.name, field="state", found="missing", expected="present")
         size = path.stat().st_size
         if size != expected.size:
             raise EngineChanged(path=directory, name=expected.name, field="size", found=size, expected=expected.size)
