@@ -1,1 +1,1 @@
-"""Checkpoints, engines, runtimes: `build` makes an engine directory, `load_runtime` opens one that fits this machine."""
+"""Checkpoints, engines, runtimes: `build` makes an engine directory, `load_runtime` opens one that fits here."""

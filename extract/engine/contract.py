@@ -191,7 +191,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contract:
-    """Everything that is promised about an engine. Its canonical JSON's sha256 is the engine's id."""
+    """Everything that is promised about an engine."""
 
     checkpoint: CheckpointIdentity
     runtime: RuntimeIdentity
@@ -212,8 +212,11 @@ class Contract:
 
     @property
     def engine_id(self) -> str:
-        """sha256 of the contract's canonical JSON."""
-        return digest(asdict(self))
+        """sha256 of what the engine is, without what was measured on it: building it again gives the same id."""
+        table = asdict(self)
+        for measured in ("measured", "proof", "fidelity", "probe"):
+            del table[measured]
+        return digest(table)
 
 
 class Runtime(Protocol):

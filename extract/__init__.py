@@ -1,0 +1,24 @@
+"""Decoder checkpoint + dataset -> hidden states after the final norm, in verified Arrow shards.
+
+The functions behind the commands, imported on first use so that `import extract` costs nothing.
+"""
+
+import importlib
+from typing import Any
+
+_HOMES = {
+    "build": "extract.engine.builder",
+    "load_job": "extract.spec",
+    "JobSpec": "extract.spec",
+    "plan": "extract.plan",
+    "run": "extract.runners.local",
+    "verify": "extract.verify",
+    "open_output": "extract.output",
+}
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'extract' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,0 +1,229 @@
+"""The output directory of a job: `job.json` written once, and the names of everything beside it.
+
+job.json    the resolved spec, its identity, the source as planned, the engine's id; never changed
+data/       shard files, named by their content
+commits/    one record a finished shard
+tmp/        shards being written; nothing there counts
+.claims     byte k is locked by the process that works on shard k
+manifest.json   all records and totals, written by finalize
+"""
+
+import base64
+import contextlib
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from extract.errors import ExtractError, ResumeRefused
+from extract.plan import Plan, job_id
+from extract.settings import parse
+from extract.spec import JobSpec, as_table
+from extract.store import clear_write_errors, create_once, sync_directory
+
+FORMAT = "extract-job"
+VERSION = 1
+MAX_JOB_BYTES = 256 * 2**20
+
+
+class NotAJob(ExtractError):
+    """A directory that is no output of `extract`."""
+
+    exit_code = 2
+    template = "{path}: not an output directory ({problem})."
+
+
+class ForeignDirectory(ResumeRefused):
+    """Something else lies where the output should go."""
+
+    template = "{path}: the directory is not empty and holds no job.json. Choose another output directory with -o."
+
+
+class OtherJob(ResumeRefused):
+    """The directory holds another job's output."""
+
+    template = (
+        "{path}: this directory holds a job whose {field} is {found}; you asked for {expected}. "
+        "Ask for the same again to go on with it, or choose another output directory with -o."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class JobDirectory:
+    """Names inside one output directory."""
+
+    root: Path
+
+    @property
+    def job_file(self) -> Path:
+        """`job.json`."""
+        return self.root / "job.json"
+
+    @property
+    def data(self) -> Path:
+        """Shard files."""
+        return self.root / "data"
+
+    @property
+    def commits(self) -> Path:
+        """Commit records."""
+        return self.root / "commits"
+
+    @property
+    def tmp(self) -> Path:
+        """Shards being written."""
+        return self.root / "tmp"
+
+    @property
+    def claims(self) -> Path:
+        """File whose bytes are locked by the workers."""
+        return self.root / ".claims"
+
+    @property
+    def manifest(self) -> Path:
+        """`manifest.json`."""
+        return self.root / "manifest.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredJob:
+    """`job.json` as read back."""
+
+    directory: JobDirectory
+    spec: JobSpec
+    identity: dict[str, Any]
+    fingerprint: dict[str, Any]
+    num_rows: int | None
+    rows_per_shard: int
+    schema: pa.Schema
+    contract: dict[str, Any]
+    derived_from: dict[str, Any] | None
+
+    @property
+    def job_id(self) -> str:
+        """First 16 hex digits of the identity's digest."""
+        return job_id(self.identity)
+
+    @property
+    def num_shards(self) -> int | None:
+        """How many shards there will be; `None` for a stream that has not ended."""
+        return None if self.num_rows is None else max(1, -(-self.num_rows // self.rows_per_shard))
+
+
+def prepare(root: Path, plan: Plan, *, derived_from: dict[str, Any] | None = None) -> JobDirectory:
+    """Create the output directory for a plan, or check that it holds the same job.
+
+    Raises:
+        OtherJob: it holds another one; the message names the first field that differs.
+        ForeignDirectory: it holds something else.
+    """
+    directory = JobDirectory(root)
+    if not directory.job_file.exists():
+        with clear_write_errors(root):
+            leftovers = [path for path in root.iterdir() if not path.name.startswith(".")] if root.is_dir() else []
+            if leftovers:
+                raise ForeignDirectory(path=root)
+            root.mkdir(parents=True, exist_ok=True)
+        create_once(directory.job_file, _job_json(plan, derived_from))
+    check_same(read_job(root), plan)
+    with clear_write_errors(root):
+        for folder in (directory.data, directory.commits):
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir()
+                sync_directory(root)
+    return directory
+
+
+def read_job(root: Path) -> StoredJob:
+    """Read `job.json`.
+
+    Raises:
+        NotAJob: missing, unreadable, absurdly large, or of another format version.
+    """
+    directory = JobDirectory(root)
+    path = directory.job_file
+    if not root.is_dir():
+        raise NotAJob(path=root, problem="no such directory")
+    if not path.is_file():
+        raise NotAJob(path=root, problem="it holds no job.json")
+    if path.stat().st_size > MAX_JOB_BYTES:
+        raise NotAJob(path=root, problem=f"job.json has {path.stat().st_size:,} bytes, absurdly many")
+    try:
+        table = json.loads(path.read_bytes())
+        if table["format"] != FORMAT or table["version"] != VERSION:
+            raise NotAJob(path=root, problem=f"job.json is version {table['version']!r}, {VERSION} expected")
+        return StoredJob(
+            directory=directory,
+            spec=parse(JobSpec, table["spec"], f"{path} [spec]"),
+            identity=table["identity"],
+            fingerprint=table["source"],
+            num_rows=table["num_rows"],
+            rows_per_shard=int(table["rows_per_shard"]),
+            schema=pa.ipc.read_schema(pa.BufferReader(base64.b64decode(table["schema"]))),
+            contract=table["contract"],
+            derived_from=table["derived_from"],
+        )
+    except (ValueError, KeyError, TypeError, RecursionError, pa.ArrowInvalid) as error:
+        raise NotAJob(path=root, problem=f"job.json does not parse: {type(error).__name__}: {error}") from None
+
+
+def check_same(stored: StoredJob, plan: Plan) -> None:
+    """Refuse unless the stored job and the plan ask for the same rows, numbers and columns.
+
+    Raises:
+        OtherJob: naming the first field that differs, with both values.
+    """
+    difference = first_difference(stored.identity, json.loads(json.dumps(plan.identity)))
+    if difference is not None:
+        field, found, expected = difference
+        raise OtherJob(path=stored.directory.root, field=field, found=found, expected=expected)
+
+
+def first_difference(found: Any, expected: Any, field: str = "") -> tuple[str, str, str] | None:
+    """Dotted name and both values of the first place where two JSON values differ, or `None`."""
+    if isinstance(found, dict) and isinstance(expected, dict):
+        for key in [*expected, *(key for key in found if key not in expected)]:
+            inner = first_difference(found.get(key), expected.get(key), f"{field}.{key}" if field else key)
+            if inner is not None:
+                return inner
+        return None
+    if isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
+        for place, (one, other) in enumerate(zip(found, expected, strict=True)):
+            inner = first_difference(one, other, f"{field}[{place}]")
+            if inner is not None:
+                return inner
+        return None
+    return None if found == expected else (field, _short(found), _short(expected))
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _job_json(plan: Plan, derived_from: dict[str, Any] | None) -> bytes:
+    contract = plan.contract
+    table = {
+        "format": FORMAT,
+        "version": VERSION,
+        "job": plan.job_id,
+        "spec": as_table(plan.spec),
+        "identity": plan.identity,
+        "source": plan.fingerprint,
+        "num_rows": plan.num_rows,
+        "rows_per_shard": plan.rows_per_shard,
+        "schema": base64.b64encode(plan.schema.serialize().to_pybytes()).decode(),
+        "contract": {
+            "engine_id": contract.engine_id,
+            "checkpoint": dataclasses.asdict(contract.checkpoint),
+            "runtime": dataclasses.asdict(contract.runtime),
+            "device": dataclasses.asdict(contract.device),
+            "output": dataclasses.asdict(contract.output),
+            "fidelity": dataclasses.asdict(contract.fidelity),
+        },
+        "derived_from": derived_from,
+    }
+    return json.dumps(table, indent=1, ensure_ascii=False).encode() + b"\n"

@@ -1,0 +1,194 @@
+"""The hot loop: windows -> token batches -> hidden states -> shard files, one shard after the other.
+
+Three stages, each a plain generator: `prepared` (read and tokenise), `computed` (forward passes), `written` (encode,
+compress, commit). Chained directly they are the sequential twin; with `ahead` between them the first two run in
+background threads beside the last one. Both give the same bytes, because windows and batches depend on the shard alone.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+
+from extract.engine.contract import PassOutOfMemory, Runtime
+from extract.errors import Interrupted
+from extract.packing import TokenBudget, pack, token_positions
+from extract.plan import Plan
+from extract.progress import Progress
+from extract.records import States, TokenRows
+from extract.shard_windows import Window, WindowLimits, windows_of
+from extract.sources.base import Source
+from extract.tokens import RowTokenizer
+
+T = TypeVar("T")
+
+WINDOW_BYTES = 128 * 2**20
+WINDOW_TOKENS = 65_536
+
+
+class StopRequested(Interrupted):
+    """A signal asked the run to stop between two passes."""
+
+    template = "interrupted: {committed} shards are committed in {path}. Run the same command again to go on."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """What one process needs to make shards: the plan, and the parts it names, opened."""
+
+    plan: Plan
+    source: Source
+    tokenizer: RowTokenizer
+    runtime: Runtime
+    progress: Progress
+    stop: threading.Event
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Computed:
+    """A window with its states: [T, H] in row order for kind "tokens", else [sequences with tokens, H]."""
+
+    window: Window
+    states: States
+    seconds: float
+    max_tokens: int
+
+
+def window_limits(plan: Plan) -> WindowLimits:
+    """How much is sorted and held at once: at least one full pass, else what WINDOW_BYTES of states allow."""
+    width_bytes = 4 * plan.contract.output.width if plan.spec.states.kind == "tokens" else 1
+    held = min(WINDOW_TOKENS, WINDOW_BYTES // width_bytes)
+    max_tokens, max_sequences = plan.spec.run.max_tokens, plan.spec.run.max_sequences
+    assert max_tokens is not None and max_sequences is not None  # resolved by make_plan
+    return WindowLimits(max_tokens=max(max_tokens, held), max_sequences=max(max_sequences, 8192))
+
+
+def prepared(worker: Worker, shards: Iterable[int]) -> Iterator[Window]:
+    """Read and tokenise the shards, window by window."""
+    limits = window_limits(worker.plan)
+    for shard in shards:
+        start, stop = worker.plan.rows_of(shard)
+        for window in windows_of(shard, start, stop, worker.source, worker.tokenizer, limits):
+            worker.progress.spent("read+tokenise", window.seconds)
+            yield window
+
+
+def computed(worker: Worker, windows: Iterable[Window]) -> Iterator[Computed]:
+    """Run the forward passes of each window; out of memory halves the token budget once and says so."""
+    run, contract = worker.plan.spec.run, worker.plan.contract
+    assert run.max_tokens is not None and run.max_sequences is not None  # resolved by make_plan
+    budget = TokenBudget(
+        max_tokens=run.max_tokens, max_sequences=run.max_sequences, equal_length=contract.runtime.layout == "dense"
+    )
+    halved = False
+    for window in windows:
+        worker.progress.begin_window(window.piece.new_rows, len(window.piece.rows.input_ids))
+        clock = time.perf_counter()
+        try:
+            states = _states_of(worker, window.piece.rows, budget)
+        except PassOutOfMemory as error:
+            if halved:
+                raise
+            halved = True
+            budget = replace(budget, max_tokens=max(1, budget.max_tokens // 2))
+            worker.progress.say(f"{error} Going on with {budget.max_tokens:,} tokens a pass.")
+            states = _states_of(worker, window.piece.rows, budget)
+        seconds = time.perf_counter() - clock
+        worker.progress.spent("forward", seconds)
+        yield Computed(window=window, states=states, seconds=seconds, max_tokens=budget.max_tokens)
+
+
+def _states_of(worker: Worker, rows: TokenRows, budget: TokenBudget) -> States:
+    kind = worker.plan.spec.states.kind
+    dtype = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}[worker.plan.contract.output.dtype]
+    if kind == "mean":
+        dtype = np.float32
+    width = worker.plan.contract.output.width
+    has_tokens = np.diff(rows.offsets) > 0
+    place = np.cumsum(has_tokens) - 1
+    count = len(rows.input_ids) if kind == "tokens" else int(np.count_nonzero(has_tokens))
+    states = np.empty((count, width), dtype)
+    for batch in pack(rows, budget):
+        if worker.stop.is_set():
+            raise _Stopped
+        where = token_positions(rows.offsets, batch.members) if kind == "tokens" else place[batch.members]
+        states[where] = worker.runtime.hidden_states(batch, kind)
+        worker.progress.advance(tokens=batch.num_tokens)
+    return states
+
+
+class _Stopped(Exception):
+    """Leaves the stages; the runner turns it into `StopRequested`."""
+
+
+def run_stages(
+    worker: Worker, shards: Iterable[int], write: Callable[[Iterable[Computed]], Iterator[T]]
+) -> Iterator[T]:
+    """The three stages over some shards; `write` turns computed windows into commits, in the calling thread.
+
+    Raises:
+        KeyboardInterrupt: the worker's `stop` was set; the shard in flight is dropped.
+    """
+    try:
+        if worker.plan.spec.run.overlap:
+            with ahead(prepared(worker, shards), depth=2) as windows, ahead(computed(worker, windows), depth=1) as done:
+                yield from write(done)
+        else:
+            yield from write(computed(worker, prepared(worker, shards)))
+    except _Stopped:
+        raise KeyboardInterrupt from None
+
+
+class ahead(Iterator[T]):
+    """Run an iterator in a background thread, at most `depth` items ahead of who consumes it.
+
+    An exception of the iterator comes out of `next`. Leaving the `with` block stops the thread and closes the iterator,
+    also when it waits for room.
+    """
+
+    def __init__(self, items: Iterable[T], depth: int) -> None:
+        self._items = iter(items)
+        self._queue: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(depth)
+        self._leaving = threading.Event()
+        self._thread = threading.Thread(target=self._fill, name="extract-ahead", daemon=True)
+
+    def __enter__(self) -> "ahead[T]":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._leaving.set()
+        self._thread.join()
+
+    def __next__(self) -> T:
+        item, error = self._queue.get()
+        if error is not None:
+            raise error
+        return item  # type: ignore[return-value]
+
+    def _fill(self) -> None:
+        try:
+            for item in self._items:
+                if not self._put(item, None):
+                    break
+            else:
+                self._put(None, StopIteration())
+        except BaseException as error:
+            self._put(None, error)
+        finally:
+            close = getattr(self._items, "close", None)
+            if close is not None:
+                close()
+
+    def _put(self, item: T | None, error: BaseException | None) -> bool:
+        while not self._leaving.is_set():
+            try:
+                self._queue.put((item, error), timeout=0.1)
+            except queue.Full:
+                continue
+            return True
+        return False

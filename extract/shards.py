@@ -1,0 +1,120 @@
+"""Computed windows -> one committed shard: encode, compress, hash, publish under the content's name, record once."""
+
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from extract.commits import Commit, commit_path, read_commit, shard_name, write_commit
+from extract.errors import OutOfSpace
+from extract.job import JobDirectory
+from extract.pipeline import Computed, Worker
+from extract.sink import ShardWriter
+from extract.store import clear_write_errors, free_bytes, publish
+
+
+class ReserveReached(OutOfSpace):
+    """The disk holds less than the reserve that the job leaves free."""
+
+    template = (
+        "{path}: {free:,} bytes free, less than the reserve of {reserve:,}. What is committed stays: make room (or lower "
+        "states.reserve_bytes), then run the same command again."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A shard that is done; `won` is false when another worker had committed it first."""
+
+    commit: Commit
+    won: bool
+
+
+def written(worker: Worker, directory: JobDirectory, items: Iterable[Computed]) -> Iterator[Finished]:
+    """Write the shards that `items` run through. A shard left half-way leaves nothing behind but its temporary file,
+    which is removed here, or by the next worker that claims the shard.
+    """
+    writer: ShardWriter | None = None
+    try:
+        for item in items:
+            window, piece = item.window, item.window.piece
+            clock = time.perf_counter()
+            if window.opens:
+                _keep_reserve(worker, directory)
+                writer = _open_writer(worker, directory, window.shard)
+                seconds = {"read+tokenise": 0.0, "forward": 0.0, "write": 0.0}
+                doubled_bos = 0
+            assert writer is not None  # the first window of a shard opens it
+            writer.write(piece.rows, piece.source, piece.first_row, item.states)
+            doubled_bos += piece.rows.doubled_bos
+            seconds["read+tokenise"] += window.seconds
+            seconds["forward"] += item.seconds
+            if window.closes:
+                closing, writer = writer, None
+                facts = closing.close()
+                seconds["write"] += time.perf_counter() - clock
+                start, _ = worker.plan.rows_of(window.shard)
+                yield _commit(
+                    directory,
+                    closing,
+                    Commit(
+                        shard=window.shard,
+                        first_row=start,
+                        num_rows=window.end_row - start,
+                        last=window.at_end or window.end_row == worker.plan.num_rows,
+                        num_rows_out=facts.num_rows,
+                        data=f"{shard_name(window.shard)}-{facts.sha256[:8]}.arrow",
+                        sha256=facts.sha256,
+                        num_bytes=facts.num_bytes,
+                        num_tokens=facts.num_tokens,
+                        num_tokens_original=facts.num_tokens_original,
+                        outcomes=facts.outcomes,
+                        overflowed=facts.overflowed,
+                        doubled_bos=doubled_bos,
+                        worker={"engine": worker.plan.contract.engine_id, "max_tokens": item.max_tokens, "version": 1},
+                        seconds={stage: round(spent, 3) for stage, spent in seconds.items()},
+                        attempt=secrets.token_hex(8),
+                    ),
+                )
+            else:
+                seconds["write"] += time.perf_counter() - clock
+            worker.progress.spent("write", time.perf_counter() - clock)
+    finally:
+        if writer is not None:
+            writer.abort()
+
+
+def remove_leftovers(directory: JobDirectory, shard: int) -> None:
+    """Remove temporary files of a shard that this process has claimed: whoever wrote them is gone."""
+    if directory.tmp.is_dir():
+        for path in directory.tmp.glob(f"{shard_name(shard)}.*"):
+            path.unlink(missing_ok=True)
+
+
+def _open_writer(worker: Worker, directory: JobDirectory, shard: int) -> ShardWriter:
+    with clear_write_errors(directory.tmp):
+        directory.tmp.mkdir(exist_ok=True)
+    path = directory.tmp / f"{shard_name(shard)}.{os.getpid()}-{secrets.token_hex(4)}"
+    plan = worker.plan
+    return ShardWriter(
+        path, plan.schema, plan.spec.states, plan.contract.output.width, shard, plan.spec.text.on_non_finite
+    )
+
+
+def _keep_reserve(worker: Worker, directory: JobDirectory) -> None:
+    free, reserve = free_bytes(directory.root), worker.plan.spec.states.reserve_bytes
+    if free < reserve:
+        raise ReserveReached(path=directory.root, free=free, reserve=reserve)
+
+
+def _commit(directory: JobDirectory, closed: ShardWriter, commit: Commit) -> Finished:
+    publish(closed.path, directory.data / commit.data)
+    if write_commit(directory.commits, commit):
+        return Finished(commit, won=True)
+    winner = read_commit(commit_path(directory.commits, commit.shard))
+    if winner.data != commit.data:
+        with contextlib.suppress(FileNotFoundError):
+            (directory.data / commit.data).unlink()
+    return Finished(winner, won=False)

@@ -1,0 +1,116 @@
+"""The commit protocol on a file system: publish data under a name made from its content, then create its record once.
+
+A shard is done when its record exists. The record is created by a hard link, which fails when the name is there, so of
+any number of racing workers exactly one wins, and nothing that was recorded is ever changed. Knows nothing of Arrow.
+"""
+
+import errno
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from extract.errors import ExtractError, OutOfSpace
+
+NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+class DiskFull(OutOfSpace):
+    """A write failed for lack of space."""
+
+    template = "{path}: no space left ({free:,} bytes free). What is committed stays: make room, then run the same command again."
+
+
+class CannotWrite(ExtractError):
+    """The output directory cannot be written."""
+
+    exit_code = 2
+    template = "{path}: cannot be written: {problem}. Choose another output directory with -o."
+
+
+class NoHardLinks(ExtractError):
+    """The file system cannot create a name only if it is absent."""
+
+    exit_code = 2
+    template = (
+        "{path}: this file system offers no hard links ({problem}), which commit records need. "
+        "Choose an output directory on a local disk or NFS."
+    )
+
+
+@contextmanager
+def clear_write_errors(path: Path) -> Iterator[None]:
+    """Turn what the operating system says about a failed write into one of our errors."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in NO_SPACE:
+            raise DiskFull(path=path, free=free_bytes(path)) from error
+        raise CannotWrite(path=path, problem=error.strerror or error) from error
+
+
+def free_bytes(path: Path) -> int:
+    """Bytes that may still be written where `path` lies (or its nearest parent that exists)."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return shutil.disk_usage(path).free
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory survive a power failure."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def create_once(path: Path, content: bytes) -> bool:
+    """Create `path` holding `content`, whole and durable, if the name is free.
+
+    Returns:
+        True if this call created it, False if it was there; what was there is never touched.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
+    with clear_write_errors(path):
+        try:
+            with temporary.open("xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            try:
+                os.link(temporary, path)
+            except FileExistsError:
+                return False
+            except OSError as error:
+                if error.errno in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
+                    raise NoHardLinks(path=path.parent, problem=error.strerror) from None
+                raise
+        finally:
+            temporary.unlink(missing_ok=True)
+        sync_directory(path.parent)
+    return True
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write `path` whole and durable, in place of what was there (only for files that can be derived again)."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
+    with clear_write_errors(path):
+        try:
+            with temporary.open("xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.rename(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        sync_directory(path.parent)
+
+
+def publish(temporary: Path, path: Path) -> None:
+    """Give a finished, synced temporary file its name, which is made from its content: replacing changes nothing."""
+    with clear_write_errors(path):
+        temporary.rename(path)
+        sync_directory(path.parent)
