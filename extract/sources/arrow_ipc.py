@@ -1,0 +1,81 @@
+"""Rows of one Arrow IPC file (Feather too) or stream, told apart by the first bytes.
+
+Files are memory-mapped: without compression nothing is copied before it is used. The file format is read by record
+batch, from anywhere; a stream only from its start. Buffers are checked against their lengths before use, since a
+damaged file would otherwise be read outside its own bytes.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from extract.sources.columns import find_column, take_column
+from extract.sources.file_source import DECODE_ROWS, StoredBatches
+
+FILE_MAGIC = b"ARROW1"
+
+
+class ArrowFile:
+    """See `RowFile`, for both layouts."""
+
+    def __init__(self, path: Path, columns: tuple[str, ...], max_rows: int | None) -> None:
+        with path.open("rb") as file:
+            self._random_access = file.read(len(FILE_MAGIC)) == FILE_MAGIC
+        self._path = path
+        with pa.memory_map(str(path)) as data:
+            schema = self._reader(data, None).schema
+            found = [find_column(schema, name, path) for name in columns]
+            self._places = [place for place, _ in found]
+            self.types = tuple(kind for _, kind in found)
+            fields = sorted({schema.get_field_index(place[0]) for place in self._places})
+            self._asked = pa.ipc.IpcReadOptions(included_fields=fields)
+            counts = self._count(data, schema, max_rows)
+        self._bounds = np.cumsum([0, *counts], dtype=np.int64)  # [batches + 1]
+        self.num_rows = int(self._bounds[-1])
+
+    def seek(self, row: int) -> int:
+        """The first row of the record batch that holds `row`; 0 for a stream."""
+        if not self._random_access:
+            return 0
+        return int(self._bounds[np.searchsorted(self._bounds, row, side="right") - 1])
+
+    def batches(self, start: int) -> StoredBatches:
+        """See `RowFile.batches`."""
+        with pa.memory_map(str(self._path)) as data:
+            reader = self._reader(data, self._asked)
+            first = int(np.searchsorted(self._bounds, start, side="right")) - 1 if self._random_access else 0
+            for batch in self._record_batches(reader, first):
+                batch.validate()
+                for offset in range(0, batch.num_rows, DECODE_ROWS):
+                    part = batch.slice(offset, DECODE_ROWS)
+                    yield [take_column(part, place) for place in self._places]
+
+    def _reader(self, data: pa.NativeFile, options: pa.ipc.IpcReadOptions | None) -> pa.ipc.RecordBatchReader:
+        open_layout = pa.ipc.open_file if self._random_access else pa.ipc.open_stream
+        return open_layout(data, options=options)
+
+    def _record_batches(self, reader: pa.ipc.RecordBatchReader, first: int) -> Iterator[pa.RecordBatch]:
+        if not self._random_access:
+            yield from reader
+            return
+        for index in range(first, reader.num_record_batches):
+            yield reader.get_batch(index)
+
+    def _count(self, data: pa.NativeFile, schema: pa.Schema, max_rows: int | None) -> list[int]:
+        """Rows of each record batch, from the one column that is cheapest to decompress."""
+        fixed_width = [index for index, field in enumerate(schema) if pa.types.is_primitive(field.type)]
+        narrow = pa.ipc.IpcReadOptions(included_fields=[fixed_width[0] if fixed_width else 0])
+        data.seek(0)
+        counts: list[int] = []
+        for batch in self._record_batches(self._reader(data, narrow), 0):
+            counts.append(batch.num_rows)
+            if max_rows is not None and sum(counts) >= max_rows:
+                break
+        return counts
+
+
+def open_arrow(path: Path, columns: tuple[str, ...], max_rows: int | None) -> ArrowFile:
+    """Read the schema and count the rows, at most about `max_rows`."""
+    return ArrowFile(path, columns, max_rows)

@@ -1,0 +1,167 @@
+"""Which files a source is made of, in which order.
+
+Order is by name within each directory or glob, and as given over the list; it never depends on what the file system
+lists first. A directory is read with its subdirectories, and means its data files: names that begin with "_" or "." and
+files of no known format (a README, a checksum) are passed over. Knows extensions, never contents.
+"""
+
+import glob
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import pyarrow as pa
+
+from extract.errors import SourceError
+
+FileFormat = Literal["parquet", "arrow", "jsonl"]
+
+EXTENSIONS: dict[str, FileFormat] = {
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".arrow": "arrow",
+    ".arrows": "arrow",
+    ".feather": "arrow",
+    ".ipc": "arrow",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".jsonl.gz": "jsonl",
+    ".ndjson.gz": "jsonl",
+    ".jsonl.zst": "jsonl",
+    ".ndjson.zst": "jsonl",
+}
+
+
+class NoSuchFile(SourceError):
+    """A path that names nothing."""
+
+    template = "{path}: no such file or directory."
+
+
+class NoFiles(SourceError):
+    """A directory or glob without data files."""
+
+    template = "{path}: {found}, expected files that end in {extensions}."
+
+
+class DuplicateFile(SourceError):
+    """One file listed twice."""
+
+    template = "{path}: listed twice in the source; its rows would be read twice. Name each file once."
+
+
+class UnreadableFile(SourceError):
+    """A file that is not what its name says, or is damaged."""
+
+    template = "{path}: cannot be read as {format}: {problem}"
+
+
+def format_of(path: Path) -> FileFormat | None:
+    """The format that a file's extension stands for."""
+    name = path.name.lower()
+    return next((form for extension, form in EXTENSIONS.items() if name.endswith(extension)), None)
+
+
+def is_glob(path: str) -> bool:
+    """A pattern, unless a file of exactly this name exists."""
+    return glob.has_magic(path) and not Path(path).exists()
+
+
+def list_files(paths: tuple[str, ...], wanted: FileFormat) -> tuple[Path, ...]:
+    """The files that `paths` stand for, in reading order.
+
+    A path that names a file is taken whatever its extension is; directories give their files of format `wanted`, and so
+    do globs unless nothing they match has a known extension.
+
+    Raises:
+        NoSuchFile: a path that names nothing.
+        NoFiles: a directory or a glob without files of the format.
+        DuplicateFile: one file reached twice.
+    """
+    listed: list[Path] = []
+    for path in paths:
+        if is_glob(path):
+            matches = glob_files(path)
+            known = [match for match in matches if format_of(match) is not None]
+            listed += _need(
+                [match for match in known if format_of(match) == wanted] if known else matches, path, wanted
+            )
+        elif Path(path).is_dir():
+            files = directory_files(Path(path))
+            listed += _need([file for file in files if format_of(file) == wanted], path, wanted)
+        elif Path(path).is_file():
+            listed.append(Path(path))
+        else:
+            raise NoSuchFile(path=path)
+    seen: set[str] = set()
+    for file in listed:
+        absolute = os.path.abspath(file)  # noqa: PTH100 - resolve() would follow links, two of which may be meant
+        if absolute in seen:
+            raise DuplicateFile(path=file)
+        seen.add(absolute)
+    return tuple(listed)
+
+
+def directory_files(directory: Path) -> list[Path]:
+    """Files under a directory, sorted by relative name; linked directories are followed, each directory once."""
+    found: list[Path] = []
+    visited: set[str] = set()
+    for root, directories, files in os.walk(directory, followlinks=True):
+        real = os.path.realpath(root)
+        if real in visited:
+            directories.clear()
+            continue
+        visited.add(real)
+        directories[:] = sorted(name for name in directories if not _is_hidden(name))
+        found += [Path(root, name) for name in files if not _is_hidden(name)]
+    return sorted(found, key=lambda file: file.relative_to(directory).as_posix())
+
+
+def glob_files(pattern: str) -> list[Path]:
+    """Files that match, sorted by name. Hidden and "_" names count only where the pattern spells them so."""
+    parts = Path(pattern).parts
+    fixed = next(index for index, part in enumerate(parts) if glob.has_magic(part))
+    spelled = any(_is_hidden(part) for part in parts[fixed:])
+    matches = [Path(match) for match in _glob(pattern, spelled)]
+    files = {match for match in matches if match.is_file()}
+    if not spelled:
+        files = {file for file in files if not any(_is_hidden(part) for part in file.parts[fixed:])}
+    return sorted(files, key=lambda file: file.as_posix())
+
+
+def names_below_root(files: tuple[Path, ...]) -> tuple[str, ...]:
+    """Each file's name relative to the directory that holds them all, with forward slashes."""
+    absolute = [Path(os.path.abspath(file)) for file in files]  # noqa: PTH100 - as in list_files
+    root = Path(os.path.commonpath([file.parent for file in absolute]))
+    return tuple(file.relative_to(root).as_posix() for file in absolute)
+
+
+@contextmanager
+def reading(path: Path, format: str) -> Iterator[None]:
+    """Turn what pyarrow and the file system raise on a bad file into one error that names the file.
+
+    Raises:
+        UnreadableFile: in place of any such error.
+    """
+    try:
+        yield
+    except (pa.ArrowException, OSError, ValueError) as error:
+        lines = str(error).splitlines() or [type(error).__name__]
+        raise UnreadableFile(path=path, format=format, problem=lines[0][:300]) from error
+
+
+def _glob(pattern: str, include_hidden: bool) -> list[str]:
+    return glob.glob(pattern, recursive=True, include_hidden=include_hidden)  # noqa: PTH207 - follows linked directories
+
+
+def _need(files: list[Path], path: str, wanted: FileFormat) -> list[Path]:
+    if not files:
+        extensions = ", ".join(extension for extension, form in EXTENSIONS.items() if form == wanted)
+        raise NoFiles(path=path, found=f"no {wanted} files", extensions=extensions)
+    return files
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith((".", "_"))
