@@ -1,0 +1,239 @@
+"""Rows and their states as Arrow record batches of bounded size.
+
+Knows the output schema and nothing of files. Columns are built from offsets and flat buffers, never from Python values.
+A batch is bounded by all of its columns, so neither many states nor long carried texts can overflow an offset; a single
+row larger than the bound is a batch of its own.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from extract import schema as names
+from extract.records import NOT_COUNTED, OUTCOME_CODE, Int32, Int64, Outcome, States, TokenRows, UInt8
+from extract.spec import StatesSpec
+from extract.values import Bool, Encoded, Fault, unit_length, value_type
+
+ROW_BYTES = 32
+"""About what the columns of fixed width take in a row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedRows:
+    """Consecutive rows of a window, with their states encoded.
+
+    Attributes:
+        start, stop: which rows of the window.
+        states: the states as they came in, [K, H]: one a token, or one a row that has tokens.
+        owners: int64 [K], the row (from `start`) that each state belongs to.
+        encoded: the same states as stored.
+        faults: uint8 [rows], the first fault of each row.
+    """
+
+    start: int
+    stop: int
+    states: States
+    owners: Int64
+    encoded: Encoded
+    faults: UInt8
+
+
+def encoded_rows(rows: TokenRows, states: States, spec: StatesSpec, source_bytes: Int64) -> Iterator[EncodedRows]:
+    """Cut a window into parts of at most `spec.record_batch_bytes`, at least one row each, and encode their states.
+
+    Args:
+        rows: N rows with T tokens.
+        states: [T, H] for kind "tokens", else one state for each row that has tokens.
+        spec: what is written.
+        source_bytes: int64 [R], bytes of the carried columns of each source row.
+    """
+    stored, lengths = value_type(spec.dtype), np.diff(rows.offsets)
+    per_row = lengths if spec.kind == "tokens" else (lengths > 0).astype(np.int64)
+    state_offsets = np.concatenate([[0], np.cumsum(per_row)])
+    state_bytes = states.shape[1] * stored.bytes_per_value + (4 if stored.scaled else 0)
+    row_bytes = ROW_BYTES + source_bytes[rows.source_index] + state_bytes * per_row
+    if spec.input_ids:
+        row_bytes += 4 * lengths
+    if spec.kind != "tokens":
+        row_bytes += state_bytes * (1 - per_row)  # a null in a fixed-size list takes its full width
+    for start, stop in _cuts(row_bytes, spec.record_batch_bytes):
+        first, last = state_offsets[start], state_offsets[stop]
+        own = states[first:last]
+        encoded = _encode(own, spec)
+        owners = np.repeat(np.arange(stop - start), per_row[start:stop])
+        faults = np.zeros(stop - start, np.uint8)
+        bad = np.flatnonzero(encoded.bad)[::-1]
+        faults[owners[bad]] = encoded.faults[bad]
+        yield EncodedRows(start=start, stop=stop, states=own, owners=owners, encoded=encoded, faults=faults)
+
+
+def record_batch(
+    part: EncodedRows, rows: TokenRows, source: pa.RecordBatch, first_row: int, spec: StatesSpec, schema: pa.Schema
+) -> pa.RecordBatch:
+    """One part as a record batch of the output schema.
+
+    Args:
+        part: rows `start` to `stop` of the window, with their states.
+        rows: the window.
+        source: the R source rows' id (if any) and carried columns, in the order and with the types of `schema`.
+        first_row: position in the source of the window's row 0.
+        spec: what is written.
+        schema: the job's output schema.
+    """
+    own, kept = slice(part.start, part.stop), part.faults == Fault.NONE
+    index, original = rows.source_index[own], rows.num_tokens_original[own]
+    offsets = rows.offsets[part.start : part.stop + 1]
+    lengths = np.diff(offsets).astype(np.int32)
+    outcome = np.where(kept, rows.outcome[own], OUTCOME_CODE[Outcome.NON_FINITE]).astype(np.int8)
+    columns: dict[str, pa.Array] = {
+        names.ROW: pa.array(index.astype(np.int64) + first_row),
+        names.CHUNK: pa.array(rows.chunk[own]),
+        names.OUTCOME: pa.DictionaryArray.from_arrays(pa.array(outcome), names.OUTCOME_VALUES),
+        names.NUM_TOKENS: pa.array(lengths),
+        names.NUM_TOKENS_ORIGINAL: pa.array(original, mask=original == NOT_COUNTED),
+        names.INPUT_IDS: _lists(pa.array(rows.input_ids[offsets[0] : offsets[-1]]), lengths, lengths > 0, _ID_LISTS),
+        **_state_columns(part, lengths, kept & (lengths > 0), spec, schema),
+    }
+    if source.num_columns:
+        columns |= zip(source.schema.names, _repeated(source, index).columns, strict=True)
+    return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+
+
+def as_stored(source: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The source's id (first, if asked) and carried columns, under the output's names and types."""
+    between = list(schema)[1 : schema.get_field_index(names.OUTCOME)]
+    if len(between) > source.num_columns:
+        between = [field for field in between if field.name != names.CHUNK]
+    columns = [_cast(column, field.type) for column, field in zip(source.columns, between, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(between))
+
+
+def bytes_by_row(source: pa.RecordBatch, num_rows: int) -> Int64:
+    """int64 [R]: about how many bytes the columns of each of the `num_rows` rows take."""
+    total = np.zeros(num_rows, np.int64)
+    for column in source.columns:
+        total += _value_bytes(column)
+    return total
+
+
+def _encode(states: States, spec: StatesSpec) -> Encoded:
+    if not spec.normalize:
+        return value_type(spec.dtype).encode(states)
+    scaled, zero = unit_length(states)
+    encoded = value_type(spec.dtype).encode(scaled)
+    encoded.faults[zero] = Fault.ZERO_NORM
+    return encoded
+
+
+def _cuts(row_bytes: Int64, limit: int) -> Iterator[tuple[int, int]]:
+    """Greedy ranges of rows whose bytes stay within `limit`."""
+    ends, start = np.cumsum(row_bytes), 0
+    while start < len(row_bytes):
+        before = ends[start] - row_bytes[start]
+        stop = max(start + 1, int(np.searchsorted(ends, before + limit, side="right")))
+        yield start, stop
+        start = stop
+
+
+_ID_LISTS = pa.list_(pa.field("item", pa.int32(), nullable=False))
+
+
+def _state_columns(
+    part: EncodedRows, lengths: Int32, valid: Bool, spec: StatesSpec, schema: pa.Schema
+) -> dict[str, pa.Array]:
+    """The column of states, null where `valid` [rows] is false, and that of scales where there is one."""
+    name = names.states_name(spec)
+    kind = schema.field(name).type
+    values, scales = part.encoded.values, part.encoded.scales
+    stored = valid[part.owners]
+    if not stored.all():
+        values = values[stored]
+        scales = None if scales is None else scales[stored]
+    if spec.kind == "tokens":
+        columns = {name: _lists(_fixed_lists(values, kind.value_type), lengths, valid, kind)}
+        if scales is not None:
+            scale_kind = schema.field(name + names.SCALE_SUFFIX).type
+            columns[name + names.SCALE_SUFFIX] = _lists(pa.array(scales), lengths, valid, scale_kind)
+        return columns
+    if not valid.all():
+        values = _spread(values, valid)
+        scales = None if scales is None else _spread(scales, valid)
+    columns = {name: _fixed_lists(values, kind, valid)}
+    if scales is not None:
+        columns[name + names.SCALE_SUFFIX] = pa.array(scales, mask=~valid)
+    return columns
+
+
+def _lists(flat: pa.Array, lengths: Int32, valid: Bool, kind: pa.DataType) -> pa.Array:
+    """Lists of the given lengths over `flat`, null (and without values) where not `valid`."""
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(np.where(valid, lengths, 0), out=offsets[1:])
+    return pa.ListArray.from_arrays(pa.array(offsets), flat, type=kind, mask=_mask(valid))
+
+
+def _fixed_lists(values: States, kind: pa.DataType, valid: Bool | None = None) -> pa.Array:
+    flat = pa.array(np.ascontiguousarray(values).reshape(-1))
+    return pa.FixedSizeListArray.from_arrays(flat, type=kind, mask=None if valid is None else _mask(valid))
+
+
+def _mask(valid: Bool) -> pa.Array | None:
+    return None if valid.all() else pa.array(~valid)
+
+
+def _spread(values: npt.NDArray[Any], valid: Bool) -> npt.NDArray[Any]:
+    """Values of the valid rows at their places, zeros between them."""
+    spread = np.zeros((len(valid), *values.shape[1:]), values.dtype)
+    spread[valid] = values
+    return spread
+
+
+def _repeated(source: pa.RecordBatch, index: Int32) -> pa.RecordBatch:
+    """Source rows by index: a slice where each is used once, as everywhere but in chunked texts."""
+    first, count = int(index[0]), len(index)
+    if int(index[-1]) - first == count - 1:
+        return source.slice(first, count)
+    return source.take(pa.array(index))
+
+
+def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    if isinstance(column, pa.ExtensionArray):
+        column = column.storage
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    return column if column.type == kind else pc.cast(column, kind)
+
+
+def _value_bytes(column: pa.Array) -> Int64:
+    """int64 [rows]: bytes of each value, exact for text and for lists of numbers."""
+    kind, count = column.type, len(column)
+    if pa.types.is_large_string(kind) or pa.types.is_large_binary(kind):
+        lengths: Int64 = np.asarray(pc.binary_length(column).fill_null(0), np.int64)
+        return lengths + 8
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _list_bytes(column, _value_bytes(column.values))
+    if pa.types.is_map(kind):
+        return _list_bytes(column, _value_bytes(column.keys) + _value_bytes(column.items))
+    if pa.types.is_fixed_size_list(kind) and kind.list_size:
+        inner = _value_bytes(column.values.slice(column.offset * kind.list_size, count * kind.list_size))
+        summed: Int64 = inner.reshape(count, kind.list_size).sum(axis=1)
+        return summed
+    total = np.zeros(count, np.int64)
+    if pa.types.is_struct(kind):
+        for index in range(kind.num_fields):
+            total += _value_bytes(column.field(index))
+        return total
+    total += 1 + column.nbytes // max(1, count)
+    return total
+
+
+def _list_bytes(column: pa.Array, inner: Int64) -> Int64:
+    """int64 [rows]: sums of `inner` over the spans of a list column."""
+    offsets = np.asarray(column.offsets).astype(np.int64)
+    ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(inner)])
+    summed: Int64 = ends[offsets[1:]] - ends[offsets[:-1]] + 8
+    return summed

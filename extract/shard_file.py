@@ -1,0 +1,75 @@
+"""One committed shard file, mapped into memory: a record batch by number, or by the source row it holds.
+
+Knows nothing of other shards. Where a row lies is read from the `row` column alone, a few kilobytes a shard, instead of
+from an index file that could disagree with the data.
+"""
+
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+
+from extract.commits import Commit
+from extract.errors import VerificationFailed
+from extract.job import StoredJob
+from extract.records import Int64
+from extract.views import BatchView
+
+
+class DamagedShard(VerificationFailed):
+    """A committed file is missing or does not open."""
+
+    template = "{path}: {problem}. See what else is wrong: extract verify {root}"
+
+
+class ShardFile:
+    """An open shard. Not safe to share between threads."""
+
+    def __init__(self, job: StoredJob, commit: Commit) -> None:
+        self.commit = commit
+        self._spec = job.spec.states
+        self._path = job.directory.data / commit.data
+        self._root = job.directory.root
+        self._latest: tuple[int, BatchView] | None = None
+        try:
+            found = self._path.stat().st_size
+            if found != commit.num_bytes:
+                raise self._damaged(f"{found:,} bytes found, {commit.num_bytes:,} were written")
+            self._file = pa.ipc.open_file(pa.memory_map(str(self._path)))
+        except (OSError, pa.ArrowInvalid) as error:
+            raise self._damaged(f"cannot be opened ({error})") from None
+
+    @property
+    def num_batches(self) -> int:
+        """Record batches in the file."""
+        return int(self._file.num_record_batches)
+
+    def batch(self, number: int) -> BatchView:
+        """One record batch; the latest one is kept."""
+        if self._latest is None or self._latest[0] != number:
+            try:
+                self._latest = number, BatchView(self._file.get_batch(number), self._spec)
+            except (OSError, pa.ArrowInvalid) as error:
+                raise self._damaged(f"record batch {number} cannot be read ({error})") from None
+        return self._latest[1]
+
+    def find(self, row: int, chunk: int = 0) -> tuple[BatchView, int] | None:
+        """The batch that holds a source row and the row's place in it; `None` if there is no such row or chunk."""
+        rows, ends = self._row_index
+        place = int(np.searchsorted(rows, row)) + chunk
+        if place >= len(rows) or rows[place] != row:
+            return None
+        number = int(np.searchsorted(ends, place, side="right"))
+        return self.batch(number), place - (int(ends[number - 1]) if number else 0)
+
+    @cached_property
+    def _row_index(self) -> tuple[Int64, Int64]:
+        """Positions of all rows, and where each batch ends, from the first column alone."""
+        only_rows = pa.ipc.IpcReadOptions(included_fields=[0])
+        file = pa.ipc.open_file(pa.memory_map(str(self._path)), options=only_rows)
+        columns = [file.get_batch(number).column(0).to_numpy() for number in range(file.num_record_batches)]
+        ends = np.cumsum([len(column) for column in columns], dtype=np.int64)
+        return np.concatenate([np.zeros(0, np.int64), *columns]), ends
+
+    def _damaged(self, problem: str) -> DamagedShard:
+        return DamagedShard(path=self._path, problem=problem, root=self._root)

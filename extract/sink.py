@@ -1,0 +1,230 @@
+"""The shard file writer: windows in, one Arrow IPC file and its facts out.
+
+Knows nothing of commits or names: it writes the path it is given, and who gave it renames it once `close` has returned.
+Bytes are hashed as they pass, since the IPC writer only ever appends; reading the file again to hash it would cost as
+much as writing it. Same windows, same bytes.
+"""
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from extract.batches import EncodedRows, as_stored, bytes_by_row, encoded_rows, record_batch
+from extract.errors import ExtractError
+from extract.records import NOT_COUNTED, OUTCOMES, Int64, States, TokenRows
+from extract.spec import OnBad, StatesSpec
+from extract.store import clear_write_errors
+from extract.values import Fault, as_float32, value_type
+
+
+class NonFiniteStates(ExtractError):
+    """A state cannot be stored, and the job asked to stop there."""
+
+    exit_code = 6
+    template = (
+        "shard {shard:05d}, row {row}, {place}: {bad:,} of {width:,} values cannot be stored as {dtype} "
+        "({nan:,} NaN, {inf:,} inf, {over:,} beyond {largest:.6g}). Nothing was written for this shard. {advice}"
+    )
+
+
+class ZeroState(ExtractError):
+    """A state of zeros cannot be scaled to unit length, and the job asked to stop there."""
+
+    exit_code = 6
+    template = (
+        "shard {shard:05d}, row {row}: a state of zeros has no unit length. Nothing was written for this shard. "
+        'Set states.normalize = false, or text.on_non_finite = "record" to go on without such rows.'
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardFacts:
+    """What was written.
+
+    Attributes:
+        sha256, num_bytes: of the file.
+        num_rows: rows in the file.
+        num_batches: record batches in the file.
+        num_tokens: tokens that went through the model.
+        num_tokens_original: tokens before any cut, each source row once, where they were counted.
+        outcomes: rows by outcome, only those that occur.
+        overflowed: rows whose states are finite but too large for the stored type (`non_finite` in `outcomes`).
+    """
+
+    sha256: str
+    num_bytes: int
+    num_rows: int
+    num_batches: int
+    num_tokens: int
+    num_tokens_original: int
+    outcomes: dict[str, int]
+    overflowed: int
+
+
+class ShardWriter:
+    """Writes one shard file, window by window, in one thread."""
+
+    def __init__(
+        self, path: Path, schema: pa.Schema, states: StatesSpec, width: int, shard: int, on_non_finite: OnBad = "record"
+    ) -> None:
+        """Open `path`, a temporary file that nobody else reads.
+
+        Args:
+            path: file to write; what is there is replaced.
+            schema: `output_schema` of the job.
+            states: what is written for each row.
+            width: hidden size H.
+            shard: number of the shard, for messages.
+            on_non_finite: "record" writes such a row without states and says so in its outcome; "error" raises.
+
+        Raises:
+            DiskFull, CannotWrite: from here, `write` and `close`.
+        """
+        self.path = path
+        self._schema, self._spec, self._width, self._shard = schema, states, width, shard
+        self._on_non_finite = on_non_finite
+        self._outcomes: Int64 = np.zeros(len(OUTCOMES), np.int64)
+        self._num_batches = self._num_tokens = self._num_tokens_original = self._overflowed = 0
+        with clear_write_errors(path):
+            self._file = _HashedFile(path)
+            self._arrow = pa.PythonFile(self._file, mode="w")
+            self._ipc = pa.ipc.new_file(self._arrow, schema, options=_write_options(states))
+
+    def write(self, rows: TokenRows, source: pa.RecordBatch, first_row: int, states: States) -> None:
+        """Append one window.
+
+        Args:
+            rows: N output rows with T tokens.
+            source: id (if asked) and carried columns of the R source rows.
+            first_row: position in the source of the window's row 0.
+            states: [T, H] for kind "tokens", else one for each row that has tokens, in row order.
+
+        Raises:
+            NonFiniteStates, ZeroState: a state cannot be stored and `on_non_finite` is "error".
+        """
+        if not len(rows.outcome):
+            return
+        _check_shape(rows, states, self._spec, self._width)
+        source = as_stored(source, self._schema)
+        source_bytes = bytes_by_row(source, int(rows.source_index[-1]) + 1)
+        for part in encoded_rows(rows, states, self._spec, source_bytes):
+            if self._on_non_finite == "error" and part.faults.any():
+                self._refuse(part, rows, first_row)
+            batch = record_batch(part, rows, source, first_row, self._spec, self._schema)
+            with clear_write_errors(self.path):
+                self._ipc.write_batch(batch)
+            self._num_batches += 1
+            self._overflowed += int(np.count_nonzero(part.faults == Fault.OVERFLOW))
+            self._outcomes += np.bincount(np.asarray(batch.column("outcome").indices), minlength=len(OUTCOMES))
+        counted = (rows.chunk == 0) & (rows.num_tokens_original != NOT_COUNTED)
+        self._num_tokens += len(rows.input_ids)
+        self._num_tokens_original += int(rows.num_tokens_original[counted].sum(dtype=np.int64))
+
+    def close(self) -> ShardFacts:
+        """Finish the file, make it durable, and say what it holds."""
+        with clear_write_errors(self.path):
+            self._ipc.close()
+            self._arrow.close()
+            self._file.sync_and_close()
+        return ShardFacts(
+            sha256=self._file.sha256.hexdigest(),
+            num_bytes=self._file.num_bytes,
+            num_rows=int(self._outcomes.sum()),
+            num_batches=self._num_batches,
+            num_tokens=self._num_tokens,
+            num_tokens_original=self._num_tokens_original,
+            outcomes={str(name): int(count) for name, count in zip(OUTCOMES, self._outcomes, strict=True) if count},
+            overflowed=self._overflowed,
+        )
+
+    def abort(self) -> None:
+        """Drop the file; safe at any time, also twice and after `close`."""
+        self._file.drop()
+        self.path.unlink(missing_ok=True)
+
+    def _refuse(self, part: EncodedRows, rows: TokenRows, first_row: int) -> None:
+        """Raise for the first state of a part that cannot be stored."""
+        first = int(np.flatnonzero(part.encoded.bad)[0])
+        owner = int(part.owners[first])
+        row = first_row + int(rows.source_index[part.start + owner])
+        if part.encoded.faults[first] == Fault.ZERO_NORM:
+            raise ZeroState(shard=self._shard, row=row)
+        state = as_float32(part.states[first : first + 1])[0]
+        finite, largest = np.isfinite(state), value_type(self._spec.dtype).largest
+        nan = int(np.isnan(state).sum())
+        over = int(np.count_nonzero(np.abs(state[finite]) > largest))
+        inf = len(state) - int(finite.sum()) - nan
+        raise NonFiniteStates(
+            shard=self._shard,
+            row=row,
+            place=f"token {first - int(np.searchsorted(part.owners, owner))}"
+            if self._spec.kind == "tokens"
+            else "state",
+            bad=nan + inf + over,
+            width=len(state),
+            dtype=self._spec.dtype,
+            nan=nan,
+            inf=inf,
+            over=over,
+            largest=largest,
+            advice=_OVERFLOW_ADVICE if nan + inf == 0 else _NON_FINITE_ADVICE,
+        )
+
+
+_OVERFLOW_ADVICE = (
+    'Store states.dtype = "bfloat16" or "float32", or set text.on_non_finite = "record" to go on without such rows.'
+)
+_NON_FINITE_ADVICE = (
+    "The model itself computed them: build the engine with dtype float32 or bfloat16, "
+    'or set text.on_non_finite = "record" to go on without such rows.'
+)
+
+
+class _HashedFile:
+    """A file to append to, with the sha256 and the count of what went in. Written to by pyarrow."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb")
+        self.sha256 = hashlib.sha256()
+        self.num_bytes = 0
+
+    @property
+    def closed(self) -> bool:
+        return self._file.closed
+
+    def write(self, data: bytes) -> int:
+        self.sha256.update(data)
+        self.num_bytes += len(data)
+        return self._file.write(data)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        """Closed by `sync_and_close` alone, so that a failed sync is not lost in pyarrow."""
+
+    def sync_and_close(self) -> None:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+    def drop(self) -> None:
+        """Close without a care for what is still buffered."""
+        try:
+            self._file.close()
+        except OSError:  # the disk that made the caller give up is still full
+            return
+
+
+def _write_options(states: StatesSpec) -> pa.ipc.IpcWriteOptions:
+    codecs = {"none": None, "lz4": "lz4", "zstd": pa.Codec("zstd", compression_level=states.compression_level)}
+    return pa.ipc.IpcWriteOptions(compression=codecs[states.compression], use_threads=False)
+
+
+def _check_shape(rows: TokenRows, states: States, spec: StatesSpec, width: int) -> None:
+    count = len(rows.input_ids) if spec.kind == "tokens" else int(np.count_nonzero(np.diff(rows.offsets)))
+    assert states.shape == (count, width), (states.shape, (count, width))
