@@ -71,8 +71,14 @@ def _coerce(hint: Any, value: Any, where: str, key: str) -> Any:
                 return value
         elif typing.get_origin(option) is tuple:
             inner = typing.get_args(option)[0]
+            if isinstance(value, (list, tuple)) and dataclasses.is_dataclass(inner):
+                return tuple(_coerce(inner, item, where, f"{key}[{place}]") for place, item in enumerate(value))
             if isinstance(value, (list, tuple)) and all(_is_a(item, inner) for item in value):
                 return tuple(value)
+        elif typing.get_origin(option) is dict:
+            inner = typing.get_args(option)[1]
+            if isinstance(value, dict) and all(inner is Any or _is_a(item, inner) for item in value.values()):
+                return value
         elif _is_a(value, option):
             return float(value) if option is float else value
     raise BadValue(where=where, key=key, found=_shown(value), expected=_expected(hint))
