@@ -5,6 +5,7 @@ Tables stay Arrow tables: rows never pass through Python objects. Code that come
 `save_to_disk` wrote is on disk already, so there `streaming` changes nothing.
 """
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -205,16 +206,20 @@ def dataset_errors(spec: SourceSpec) -> Iterator[None]:
 def _load_saved(spec: SourceSpec) -> Any:
     import datasets
 
-    path = spec.paths[0]
-    loaded = datasets.load_from_disk(path)
-    if isinstance(loaded, datasets.DatasetDict):
-        if spec.split not in loaded:
-            raise NoSuchSplit(path=path, split=spec.split, splits=", ".join(loaded))
-        return loaded[spec.split]
-    own = str(loaded.split) if loaded.split is not None else None
-    if spec.split not in ("train", own):  # "train" is the spec's default, so it cannot be told from no wish at all
+    path = Path(spec.paths[0])
+    if (path / "dataset_dict.json").is_file():
+        splits = json.loads((path / "dataset_dict.json").read_bytes())["splits"]
+        if spec.split not in splits:
+            raise NoSuchSplit(path=path, split=spec.split, splits=", ".join(splits))
+        path = path / spec.split
+    state = json.loads((path / "state.json").read_bytes())
+    own = state["_split"]
+    if path == Path(spec.paths[0]) and spec.split not in ("train", own):  # "train" may be the spec's default, no wish
         raise NoSuchSplit(path=path, split=spec.split, splits=own or "one, without a name")
-    return loaded
+    if state["_data_files"]:
+        return datasets.load_from_disk(path)
+    features = datasets.DatasetInfo.from_directory(str(path)).features  # load_from_disk fails where there are no rows
+    return datasets.Dataset(features.arrow_schema.empty_table(), fingerprint=state["_fingerprint"])
 
 
 def _load_named(spec: SourceSpec) -> Any:

@@ -137,7 +137,7 @@ def _lines(file: BufferedReader, path: Path, first: int) -> Iterator[tuple[int, 
 
 
 def _parse(line: bytes, path: Path, number: int) -> dict[str, Any]:
-    body = line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
+    body = (line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line).rstrip(b"\r\n")
     try:
         row = json.loads(body.decode("utf-8", "surrogateescape"))
     except json.JSONDecodeError as error:
