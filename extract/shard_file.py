@@ -47,10 +47,7 @@ class ShardFile:
     def batch(self, number: int) -> BatchView:
         """One record batch; the latest one is kept."""
         if self._latest is None or self._latest[0] != number:
-            try:
-                self._latest = number, BatchView(self._file.get_batch(number), self._spec)
-            except (OSError, pa.ArrowInvalid) as error:
-                raise self._damaged(f"record batch {number} cannot be read ({error})") from None
+            self._latest = number, BatchView(self._read(self._file, number), self._spec)
         return self._latest[1]
 
     def find(self, row: int, chunk: int = 0) -> tuple[BatchView, int] | None:
@@ -67,9 +64,15 @@ class ShardFile:
         """Positions of all rows, and where each batch ends, from the first column alone."""
         only_rows = pa.ipc.IpcReadOptions(included_fields=[0])
         file = pa.ipc.open_file(pa.memory_map(str(self._path)), options=only_rows)
-        columns = [file.get_batch(number).column(0).to_numpy() for number in range(file.num_record_batches)]
+        columns = [self._read(file, number).column(0).to_numpy() for number in range(file.num_record_batches)]
         ends = np.cumsum([len(column) for column in columns], dtype=np.int64)
         return np.concatenate([np.zeros(0, np.int64), *columns]), ends
+
+    def _read(self, file: pa.ipc.RecordBatchFileReader, number: int) -> pa.RecordBatch:
+        try:
+            return file.get_batch(number)
+        except (OSError, pa.ArrowInvalid) as error:
+            raise self._damaged(f"record batch {number} cannot be read ({error})") from None
 
     def _damaged(self, problem: str) -> DamagedShard:
         return DamagedShard(path=self._path, problem=problem, root=self._root)

@@ -130,22 +130,38 @@ def write_output(
             expected[first_row + n] = None if not len(part) else part if spec.kind == "tokens" else part[0]
         if shard in missing:
             continue
-        temporary = root / "data" / "tmp"
-        facts = write_shard(temporary, spec, rows, states, first_row=first_row, shard=shard, chunked=chunked)
-        name = f"{shard_name(shard)}-{facts.sha256[:8]}.arrow"
-        temporary.rename(root / "data" / name)
-        commit = Commit(
-            shard=shard,
-            first_row=first_row,
-            num_rows=rows_per_shard,
-            last=shard == num_shards - 1,
-            num_rows_out=facts.num_rows,
-            data=name,
-            sha256=facts.sha256,
-            num_bytes=facts.num_bytes,
-            num_tokens=facts.num_tokens,
-            num_tokens_original=facts.num_tokens_original,
-            outcomes=facts.outcomes,
+        commit_shard(
+            root, shard, spec, rows, states, first_row=first_row, last=shard == num_shards - 1, chunked=chunked
         )
-        write_commit(root / "commits", commit)
     return expected
+
+
+def replace_shard(root: Path, shard: int, spec: StatesSpec, rows: TokenRows, states=None, **options: Any) -> None:
+    """Put other rows in the place of a committed shard, which must be the only one."""
+    for path in (*(root / "data").iterdir(), *(root / "commits").iterdir()):
+        path.unlink()
+    commit_shard(root, shard, spec, rows, states, first_row=0, last=True, **options)
+
+
+def commit_shard(
+    root: Path, shard: int, spec: StatesSpec, rows: TokenRows, states, *, first_row: int, last: bool, chunked=False
+) -> None:
+    """Write one shard and its record."""
+    temporary = root / "data" / "tmp"
+    facts = write_shard(temporary, spec, rows, states, first_row=first_row, shard=shard, chunked=chunked)
+    name = f"{shard_name(shard)}-{facts.sha256[:8]}.arrow"
+    temporary.rename(root / "data" / name)
+    commit = Commit(
+        shard=shard,
+        first_row=first_row,
+        num_rows=int(rows.source_index[-1]) + 1,
+        last=last,
+        num_rows_out=facts.num_rows,
+        data=name,
+        sha256=facts.sha256,
+        num_bytes=facts.num_bytes,
+        num_tokens=facts.num_tokens,
+        num_tokens_original=facts.num_tokens_original,
+        outcomes=facts.outcomes,
+    )
+    write_commit(root / "commits", commit)
