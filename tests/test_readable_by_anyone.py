@@ -6,6 +6,7 @@ day they go is seen: DuckDB has no half floats, and `datasets.Dataset.from_file`
 """
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import shard_rig as rig
 
@@ -109,9 +110,6 @@ def test_duckdb_reads_every_kind_and_type(shard):
     assert_same([states for _, states in found], stored)
 
 
-@pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnraisableExceptionWarning"
-)  # datasets leaves its files to the garbage collector
 def test_datasets_reads_every_kind_and_type(shard, tmp_path):
     import datasets
 
@@ -144,6 +142,14 @@ def test_the_extension_name_of_bfloat16_reaches_those_who_look(tmp_path):
     values = rig.read_shard(tmp_path / "s.arrow").schema.field("hidden_states").type.value_type.value_field
     assert values.metadata[b"ARROW:extension:name"].decode() == BFLOAT16_EXTENSION
     assert BFLOAT16_EXTENSION in str(polars.read_ipc(tmp_path / "s.arrow")["hidden_states"].dtype)
+
+
+def test_datasets_from_file_reads_streams_only(tmp_path):
+    import datasets
+
+    rig.write_shard(tmp_path / "s.arrow", StatesSpec())
+    with pytest.raises(pa.ArrowInvalid):
+        datasets.Dataset.from_file(str(tmp_path / "s.arrow"))
 
 
 def test_a_parquet_copy_keeps_the_numbers(shard, tmp_path):
