@@ -10,9 +10,9 @@ _HOMES = {
     "build": "extract.engine.builder",
     "load_job": "extract.spec",
     "JobSpec": "extract.spec",
-    "plan": "extract.plan",
+    "plan": "extract.jobs",
     "run": "extract.runners.local",
-    "verify": "extract.verify",
+    "verify": "extract.verification",
     "open_output": "extract.output",
 }
 __all__ = sorted(_HOMES)

@@ -37,10 +37,11 @@ def read_ids(column: pa.Array, first_row: int, *, vocab_size: int) -> ContentIds
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
     values = column.flatten()  # leaves out what lies under null rows
-    bad = (
-        pc.fill_null(pc.or_(pc.less(values, 0), pc.greater_equal(values, vocab_size)), True) if len(values) else values
-    )
-    index = pc.index(bad, True).as_py() if len(values) else -1
+    if not pa.types.is_uint64(values.type):
+        values = values.cast(pa.int64())
+    lowest, end = pa.scalar(0, values.type), pa.scalar(vocab_size, values.type)
+    bad = pc.fill_null(pc.or_(pc.less(values, lowest), pc.greater_equal(values, end)), True)
+    index = pc.index(bad, True).as_py()
     if index >= 0:
         row = int(np.searchsorted(offsets, index, side="right")) - 1
         raise BadTokenId(

@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from extract.errors import ExtractError, ResumeRefused
-from extract.plan import Plan, job_id
+from extract.planning import Plan, job_id
 from extract.settings import parse
 from extract.spec import JobSpec, as_table
 from extract.store import clear_write_errors, create_once, sync_directory

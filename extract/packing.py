@@ -55,7 +55,8 @@ def token_positions(offsets: Int64, members: Int64) -> Int64:
     lengths = offsets[members + 1] - offsets[members]
     ends = np.cumsum(lengths)
     shift = np.repeat(offsets[members] - (ends - lengths), lengths)
-    return np.arange(int(ends[-1]) if len(ends) else 0, dtype=np.int64) + shift
+    positions: Int64 = np.arange(int(ends[-1]) if len(ends) else 0, dtype=np.int64) + shift
+    return positions
 
 
 def _batch(rows: TokenRows, members: Int64, lengths: Int64) -> TokenBatch:

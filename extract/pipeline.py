@@ -9,15 +9,16 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
 
 from extract.engine.contract import PassOutOfMemory, Runtime
-from extract.errors import Interrupted
+from extract.errors import ExtractError
 from extract.packing import TokenBudget, pack, token_positions
-from extract.plan import Plan
+from extract.planning import Plan, carried_columns
 from extract.progress import Progress
 from extract.records import States, TokenRows
 from extract.shard_windows import Window, WindowLimits, windows_of
@@ -30,10 +31,12 @@ WINDOW_BYTES = 128 * 2**20
 WINDOW_TOKENS = 65_536
 
 
-class StopRequested(Interrupted):
-    """A signal asked the run to stop between two passes."""
+class ShardBroke(Exception):
+    """Something unforeseen broke one shard; the others can go on. Never leaves the runner."""
 
-    template = "interrupted: {committed} shards are committed in {path}. Run the same command again to go on."
+    def __init__(self, shard: int, reason: str) -> None:
+        super().__init__(reason)
+        self.shard, self.reason = shard, reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,12 +72,15 @@ def window_limits(plan: Plan) -> WindowLimits:
 
 def prepared(worker: Worker, shards: Iterable[int]) -> Iterator[Window]:
     """Read and tokenise the shards, window by window."""
-    limits = window_limits(worker.plan)
+    limits, carried = window_limits(worker.plan), carried_columns(worker.plan.spec.source)
     for shard in shards:
         start, stop = worker.plan.rows_of(shard)
-        for window in windows_of(shard, start, stop, worker.source, worker.tokenizer, limits):
-            worker.progress.spent("read+tokenise", window.seconds)
-            yield window
+        with blaming(shard):
+            for window in windows_of(shard, start, stop, worker.source, worker.tokenizer, limits, carried):
+                worker.progress.spent("read+tokenise", window.seconds)
+                yield window
+                if window.at_end and worker.plan.num_rows is None:
+                    return
 
 
 def computed(worker: Worker, windows: Iterable[Window]) -> Iterator[Computed]:
@@ -88,15 +94,16 @@ def computed(worker: Worker, windows: Iterable[Window]) -> Iterator[Computed]:
     for window in windows:
         worker.progress.begin_window(window.piece.new_rows, len(window.piece.rows.input_ids))
         clock = time.perf_counter()
-        try:
-            states = _states_of(worker, window.piece.rows, budget)
-        except PassOutOfMemory as error:
-            if halved:
-                raise
-            halved = True
-            budget = replace(budget, max_tokens=max(1, budget.max_tokens // 2))
-            worker.progress.say(f"{error} Going on with {budget.max_tokens:,} tokens a pass.")
-            states = _states_of(worker, window.piece.rows, budget)
+        with blaming(window.shard):
+            try:
+                states = _states_of(worker, window.piece.rows, budget)
+            except PassOutOfMemory as error:
+                if halved:
+                    raise
+                halved = True
+                budget = replace(budget, max_tokens=max(1, budget.max_tokens // 2))
+                worker.progress.say(f"{error} Going on with {budget.max_tokens:,} tokens a pass.")
+                states = _states_of(worker, window.piece.rows, budget)
         seconds = time.perf_counter() - clock
         worker.progress.spent("forward", seconds)
         yield Computed(window=window, states=states, seconds=seconds, max_tokens=budget.max_tokens)
@@ -119,6 +126,17 @@ def _states_of(worker: Worker, rows: TokenRows, budget: TokenBudget) -> States:
         states[where] = worker.runtime.hidden_states(batch, kind)
         worker.progress.advance(tokens=batch.num_tokens)
     return states
+
+
+@contextmanager
+def blaming(shard: int) -> Iterator[None]:
+    """Say which shard an unforeseen error belongs to; our own errors already say what is wrong, and stop the run."""
+    try:
+        yield
+    except (ExtractError, _Stopped):
+        raise
+    except Exception as error:
+        raise ShardBroke(shard, f"{type(error).__name__}: {error}") from error
 
 
 class _Stopped(Exception):

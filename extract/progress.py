@@ -16,16 +16,11 @@ STAGES = ("read+tokenise", "forward", "write")
 
 
 class Progress:
-    """Counters of one run, and their rendering. Use as a context manager around the work.
+    """Counters of one run, and their rendering. Use as a context manager around the work, after `expect`."""
 
-    `rows_total` is None for a stream of unknown length; `rows_before` were committed by earlier runs.
-    """
-
-    def __init__(
-        self, rows_total: int | None, rows_before: int = 0, *, stream: TextIO | None = None, quiet: bool = False
-    ) -> None:
-        self.rows_total = rows_total
-        self.rows_before = rows_before
+    def __init__(self, *, stream: TextIO | None = None, quiet: bool = False) -> None:
+        self.rows_total: int | None = None
+        self.rows_before = 0
         self.seconds = dict.fromkeys(STAGES, 0.0)
         self.tokens = 0
         self.bytes_written = 0
@@ -39,6 +34,10 @@ class Progress:
         self._lock = threading.Lock()
         self._leaving = threading.Event()
         self._thread = threading.Thread(target=self._keep_printing, name="extract-progress", daemon=True)
+
+    def expect(self, rows_total: int | None, rows_before: int) -> None:
+        """Say how many rows there are (`None`: a stream of unknown length) and how many earlier runs have done."""
+        self.rows_total, self.rows_before = rows_total, rows_before
 
     def __enter__(self) -> "Progress":
         if not self._quiet:

@@ -68,10 +68,20 @@ class Window:
 
 
 def windows_of(
-    shard: int, start: int, stop: int, source: Source, tokenizer: RowTokenizer, limits: WindowLimits
+    shard: int,
+    start: int,
+    stop: int,
+    source: Source,
+    tokenizer: RowTokenizer,
+    limits: WindowLimits,
+    carried: tuple[str, ...],
 ) -> Iterator[Window]:
-    """Read rows `start` to `stop`, tokenise them and cut windows; always yields at least one, and the last `closes`."""
-    pending = _Pending(start, pa.schema(list(source.layout().schema)[1:]))  # the input column is dropped once tokenised
+    """Read rows `start` to `stop`, tokenise them and cut windows; always yields at least one, and the last `closes`.
+
+    `carried` are the source columns that go to the output, id first; the input column is dropped once it is tokenised.
+    """
+    layout = source.layout().schema
+    pending = _Pending(start, pa.schema([layout.field(name) for name in carried]))
     opens, row, read_rows, ended = True, start, 64, False
     clock = time.perf_counter()
     while row < stop and not ended:
@@ -97,8 +107,8 @@ def windows_of(
 
 def _next_read(batch: pa.RecordBatch) -> int:
     """Rows to ask for next, so that a read holds about READ_BYTES however long the texts are."""
-    per_row = max(1, batch.nbytes // max(1, batch.num_rows))
-    return max(1, min(MAX_READ_ROWS, READ_BYTES // per_row))
+    num_bytes: int = batch.nbytes
+    return max(1, min(MAX_READ_ROWS, READ_BYTES * batch.num_rows // max(1, num_bytes)))
 
 
 class _Pending:
@@ -116,7 +126,9 @@ class _Pending:
 
     def add(self, batch: pa.RecordBatch, rows: TokenRows) -> None:
         self.blocks.append(_shifted(rows, self.num_source_rows))
-        self.carried.append(pa.RecordBatch.from_arrays(batch.columns[1:], schema=self.schema))
+        self.carried.append(
+            pa.RecordBatch.from_arrays([batch.column(n) for n in self.schema.names], schema=self.schema)
+        )
         self.num_source_rows += batch.num_rows
         self.num_tokens += len(rows.input_ids)
         self.num_sequences += len(rows.outcome)

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from extract.commits import Commit, commit_path, read_commit, shard_name, write_commit
 from extract.errors import OutOfSpace
 from extract.job import JobDirectory
-from extract.pipeline import Computed, Worker
-from extract.sink import ShardWriter
+from extract.pipeline import Computed, Worker, blaming
+from extract.progress import STAGES
+from extract.sink import ShardFacts, ShardWriter
 from extract.store import clear_write_errors, free_bytes, publish
 
 
@@ -19,8 +20,8 @@ class ReserveReached(OutOfSpace):
     """The disk holds less than the reserve that the job leaves free."""
 
     template = (
-        "{path}: {free:,} bytes free, less than the reserve of {reserve:,}. What is committed stays: make room (or lower "
-        "states.reserve_bytes), then run the same command again."
+        "{path}: {free:,} bytes free, less than the reserve of {reserve:,}. What is committed stays: make room "
+        "(or lower states.reserve_bytes), then run the same command again."
     )
 
 
@@ -33,57 +34,65 @@ class Finished:
 
 
 def written(worker: Worker, directory: JobDirectory, items: Iterable[Computed]) -> Iterator[Finished]:
-    """Write the shards that `items` run through. A shard left half-way leaves nothing behind but its temporary file,
-    which is removed here, or by the next worker that claims the shard.
+    """Write the shards that `items` run through.
+
+    A shard left half-way leaves nothing behind but its temporary file, which is removed here, or, after a kill, by the
+    next worker that claims the shard.
     """
     writer: ShardWriter | None = None
     try:
         for item in items:
             window, piece = item.window, item.window.piece
             clock = time.perf_counter()
-            if window.opens:
-                _keep_reserve(worker, directory)
-                writer = _open_writer(worker, directory, window.shard)
-                seconds = {"read+tokenise": 0.0, "forward": 0.0, "write": 0.0}
-                doubled_bos = 0
-            assert writer is not None  # the first window of a shard opens it
-            writer.write(piece.rows, piece.source, piece.first_row, item.states)
+            with blaming(window.shard):
+                if window.opens:
+                    _keep_reserve(worker, directory)
+                    writer = _open_writer(worker, directory, window.shard)
+                    seconds = dict.fromkeys(STAGES, 0.0)
+                    doubled_bos = 0
+                assert writer is not None  # the first window of a shard opens it
+                writer.write(piece.rows, piece.source, piece.first_row, item.states)
+                facts = writer.close() if window.closes else None
+            spent = time.perf_counter() - clock
+            worker.progress.spent("write", spent)
             doubled_bos += piece.rows.doubled_bos
-            seconds["read+tokenise"] += window.seconds
-            seconds["forward"] += item.seconds
-            if window.closes:
-                closing, writer = writer, None
-                facts = closing.close()
-                seconds["write"] += time.perf_counter() - clock
-                start, _ = worker.plan.rows_of(window.shard)
-                yield _commit(
-                    directory,
-                    closing,
-                    Commit(
-                        shard=window.shard,
-                        first_row=start,
-                        num_rows=window.end_row - start,
-                        last=window.at_end or window.end_row == worker.plan.num_rows,
-                        num_rows_out=facts.num_rows,
-                        data=f"{shard_name(window.shard)}-{facts.sha256[:8]}.arrow",
-                        sha256=facts.sha256,
-                        num_bytes=facts.num_bytes,
-                        num_tokens=facts.num_tokens,
-                        num_tokens_original=facts.num_tokens_original,
-                        outcomes=facts.outcomes,
-                        overflowed=facts.overflowed,
-                        doubled_bos=doubled_bos,
-                        worker={"engine": worker.plan.contract.engine_id, "max_tokens": item.max_tokens, "version": 1},
-                        seconds={stage: round(spent, 3) for stage, spent in seconds.items()},
-                        attempt=secrets.token_hex(8),
-                    ),
-                )
-            else:
-                seconds["write"] += time.perf_counter() - clock
-            worker.progress.spent("write", time.perf_counter() - clock)
+            for stage, more in zip(STAGES, (window.seconds, item.seconds, spent), strict=True):
+                seconds[stage] += more
+            if facts is not None:
+                closed, writer = writer, None
+                yield _commit(directory, closed, _record(worker, item, facts, seconds, doubled_bos))
     finally:
         if writer is not None:
             writer.abort()
+
+
+def _record(worker: Worker, last: Computed, facts: ShardFacts, seconds: dict[str, float], doubled_bos: int) -> Commit:
+    window, plan = last.window, worker.plan
+    start, _ = plan.rows_of(window.shard)
+    return Commit(
+        shard=window.shard,
+        first_row=start,
+        num_rows=window.end_row - start,
+        last=window.at_end or window.end_row == plan.num_rows,
+        num_rows_out=facts.num_rows,
+        data=f"{shard_name(window.shard)}-{facts.sha256[:8]}.arrow",
+        sha256=facts.sha256,
+        num_bytes=facts.num_bytes,
+        num_tokens=facts.num_tokens,
+        num_tokens_original=facts.num_tokens_original,
+        outcomes=facts.outcomes,
+        overflowed=facts.overflowed,
+        doubled_bos=doubled_bos,
+        worker={
+            "engine": plan.contract.engine_id,
+            "device": plan.contract.device.name,
+            "runtime": f"{plan.contract.runtime.name} {plan.contract.runtime.version}",
+            "max_tokens": last.max_tokens,
+            "max_sequences": plan.spec.run.max_sequences,
+        },
+        seconds={stage: round(spent, 3) for stage, spent in seconds.items()},
+        attempt=secrets.token_hex(8),
+    )
 
 
 def remove_leftovers(directory: JobDirectory, shard: int) -> None:

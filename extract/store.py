@@ -20,7 +20,10 @@ NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 class DiskFull(OutOfSpace):
     """A write failed for lack of space."""
 
-    template = "{path}: no space left ({free:,} bytes free). What is committed stays: make room, then run the same command again."
+    template = (
+        "{path}: no space left ({free:,} bytes free). What is committed stays: "
+        "make room, then run the same command again."
+    )
 
 
 class CannotWrite(ExtractError):

@@ -30,7 +30,10 @@ class NotAnEngine(EngineRefused):
 class EngineChanged(EngineRefused):
     """A file of the engine is not the one its contract was written for."""
 
-    template = "{path}: engine file {name} has {field} {found}, the contract says {expected}. Copy the engine again or rebuild it."
+    template = (
+        "{path}: engine file {name} has {field} {found}, the contract says {expected}. "
+        "Copy the engine again or rebuild it."
+    )
 
 
 class EngineDoesNotFit(EngineRefused):

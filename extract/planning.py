@@ -14,8 +14,8 @@ from extract.canonical import canonical_json, digest
 from extract.engine.contract import Contract
 from extract.errors import SpecError
 from extract.schema import output_schema
-from extract.sources.base import SourceLayout, identity
-from extract.spec import JobSpec, as_table
+from extract.sources import SourceLayout, identity
+from extract.spec import JobSpec, SourceSpec, as_table
 from extract.values import value_type
 
 TARGET_SHARD_BYTES = 256 * 2**20
@@ -31,21 +31,6 @@ class BeyondEngine(SpecError):
         "{key} is {found}, more than the engine's {expected} ({binding}). "
         "Ask for less, or build an engine with a higher limit: extract build ... --{option} {found}"
     )
-
-
-class NoTokenizer(SpecError):
-    """Text cannot be tokenised by an engine whose checkpoint had no tokenizer."""
-
-    template = (
-        'source.input is "{found}", but this engine has no tokenizer: only input = "input_ids" works. '
-        "Build it again from a checkpoint with tokenizer files."
-    )
-
-
-class OverlapTooLarge(SpecError):
-    """Chunks would never advance."""
-
-    template = "text.chunk_overlap is {found}, expected less than the {expected} content tokens that fit in a chunk."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,11 +86,6 @@ def make_plan(spec: JobSpec, contract: Contract, layout: SourceLayout) -> Plan:
         max_sequences=_within("run.max_sequences", spec.run.max_sequences, contract, "max_sequences"),
         max_tokens=_within("run.max_tokens", spec.run.max_tokens, contract, "max_tokens"),
     )
-    if contract.tokenizer.kind == "none" and spec.source.input != "input_ids":
-        raise NoTokenizer(found=spec.source.input)
-    room = max_input_tokens - len(contract.tokenizer.prefix_ids) - len(contract.tokenizer.suffix_ids)
-    if spec.text.on_long == "chunk" and spec.text.chunk_overlap >= room:
-        raise OverlapTooLarge(found=spec.text.chunk_overlap, expected=room)
     rows_per_shard = spec.states.rows_per_shard or _rows_per_shard(spec, contract, max_input_tokens)
     spec = dataclasses.replace(
         spec,
@@ -124,6 +104,11 @@ def make_plan(spec: JobSpec, contract: Contract, layout: SourceLayout) -> Plan:
         max_input_tokens=max_input_tokens,
         schema=_schema(spec, contract, layout, asked),
     )
+
+
+def carried_columns(source: SourceSpec) -> tuple[str, ...]:
+    """Source columns that the output holds: the id column (if asked) and the carried ones."""
+    return (*(() if source.id_column is None else (source.id_column,)), *source.carry)
 
 
 def _within(key: str, asked: int | None, contract: Contract, option: str) -> int:
@@ -162,10 +147,10 @@ def _identity(spec: JobSpec, contract: Contract, layout: SourceLayout) -> dict[s
 
 
 def _schema(spec: JobSpec, contract: Contract, layout: SourceLayout, asked: dict[str, Any]) -> pa.Schema:
-    extra = list(layout.schema)[1:]
+    extra = [layout.schema.field(name) for name in carried_columns(spec.source)]
     id_type = extra.pop(0).type if spec.source.id_column is not None else None
-    policy = {"prefix_ids": contract.tokenizer.prefix_ids, "suffix_ids": contract.tokenizer.suffix_ids}
-    policy |= {"input": spec.source.input, **as_table(spec.text)}
+    policy: dict[str, Any] = {"input": spec.source.input, **as_table(spec.text)}
+    policy |= {"prefix_ids": contract.tokenizer.prefix_ids, "suffix_ids": contract.tokenizer.suffix_ids}
     metadata = {
         "job": job_id(asked),
         "engine": contract.engine_id,

@@ -1,0 +1,104 @@
+"""`extract build`, `extract families`."""
+
+from pathlib import Path
+
+import click
+
+from extract.cli.options import json_option
+from extract.report import contract_text, emit, families_text
+
+
+@click.command("build")
+@click.argument("checkpoint", metavar="CHECKPOINT")
+@click.option("-o", "--output", metavar="DIR", required=True, type=click.Path(path_type=Path), help="Engine directory.")
+@click.option("--recipe", metavar="RECIPE", help="Recipe file (TOML), or the name of one that comes with extract.")
+@click.option(
+    "--device", type=click.Choice(["auto", "cpu", "cuda"]), help="Where the engine will run.  [default: auto]"
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
+    help="Precision; auto is the checkpoint's own where the device computes in it.  [default: auto]",
+)
+@click.option("--max-input-tokens", metavar="TOKENS", type=int, help="Longest row.  [default: 128]")
+@click.option("--max-sequences", metavar="SEQUENCES", type=int, help="Sequences of one pass.  [default: 8192]")
+@click.option(
+    "--max-tokens", metavar="TOKENS", type=int, help="Tokens of one pass.  [default: 4096 on a CPU, 131072 on a card]"
+)
+@click.option(
+    "--layout",
+    type=click.Choice(["auto", "packed", "dense"]),
+    help="How sequences share a pass; auto takes the first that is proven.  [default: auto]",
+)
+@click.option("--revision", metavar="REV", help="Branch, tag or commit of a hub checkpoint.")
+@click.option("--allow-pickle", is_flag=True, help="Read weights from pickled .bin files, through the safe loader.")
+@click.option("--allow-no-final-norm", is_flag=True, help="Take the output as it is where a model has no final norm.")
+@click.option("--quiet", is_flag=True, help="No steps on stderr.")
+@json_option
+def build_command(
+    checkpoint: str,
+    output: Path,
+    recipe: str | None,
+    device: str | None,
+    dtype: str | None,
+    max_input_tokens: int | None,
+    max_sequences: int | None,
+    max_tokens: int | None,
+    layout: str | None,
+    revision: str | None,
+    allow_pickle: bool,
+    allow_no_final_norm: bool,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Build an engine from a checkpoint: a Hugging Face directory, a hub id or a GGUF file.
+
+    The engine holds the decoder without its head, the tokenizer, and a contract that says what was built, for which
+    device and limits, and how near it is to the plain model. The build proves that and refuses what it cannot prove.
+    Do it once per checkpoint, device and precision; a job needs nothing but the engine directory.
+
+    \b
+    Example:
+        extract build HuggingFaceTB/SmolLM2-135M -o engine --dtype float32
+    """
+    from extract import assets
+    from extract.engine.builder import build
+    from extract.engine.recipe import Recipe, load_recipe, override
+
+    chosen = load_recipe(assets.find("engines", recipe)) if recipe is not None else Recipe()
+    chosen = override(
+        chosen,
+        device=device,
+        dtype=dtype,
+        max_input_tokens=max_input_tokens,
+        max_sequences=max_sequences,
+        max_tokens=max_tokens,
+        layout=layout,
+    )
+    contract = build(
+        checkpoint,
+        output,
+        chosen,
+        revision=revision,
+        allow_pickle=allow_pickle,
+        allow_no_final_norm=allow_no_final_norm,
+        say=lambda message: None if quiet else click.echo(message, err=True),
+    )
+    emit(contract, lambda found: contract_text(found, output), as_json)
+
+
+@click.command("families")
+@json_option
+def families_command(as_json: bool) -> None:
+    """List the model families that were tried, and how each one runs.
+
+    A build does not consult this table: it proves the checkpoint at hand. packed: sequences of any length share a pass;
+    dense: sequences of equal length do; refused: not a causal decoder.
+
+    \b
+    Example:
+        extract families
+    """
+    from extract.engine.families import FAMILIES
+
+    emit(FAMILIES, families_text, as_json)

@@ -1,0 +1,210 @@
+"""What a job will cost, before weights load: rows, tokens, truncations, bytes, time, from a sample that is tokenised.
+
+The sample is blocks of consecutive rows at even distances over the source (all rows of a small one), so it is the same
+each time. Bytes are predicted by writing sampled rows with a real shard writer; only the states themselves, which would
+need the model, enter by the compression that the build measured.
+"""
+
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from extract.errors import OutOfSpace
+from extract.planning import Plan, carried_columns
+from extract.records import NOT_COUNTED, OUTCOMES, Outcome, TokenRows
+from extract.sink import ShardWriter
+from extract.sources import Source
+from extract.store import free_bytes
+from extract.tokens import Example, RowTokenizer
+from extract.values import value_type
+
+NUM_BLOCKS = 32
+BLOCK_ROWS = 64
+STREAM_ROWS = 1024
+WRITTEN_ROWS = 256
+USUAL_RATIO = {"float16": 0.9, "float32": 0.9, "bfloat16": 0.77, "int8": 0.9}
+
+
+class DiskTooSmall(OutOfSpace):
+    """The output does not fit."""
+
+    template = (
+        "{path}: the job needs about {needed:,} bytes more and leaves {reserve:,} free, but only {free:,} are free. "
+        "Choose another disk with -o, a smaller output (--dtype int8, --kind last), or lower the reserve."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A job's size. With `exact` every row was looked at; else counts are scaled up from `sampled_rows`.
+
+    Attributes:
+        num_rows: `None` for a stream; then the counts are those of the sample.
+        outcomes: output rows by outcome, as far as text decides it.
+        num_tokens: tokens that go through the model; `num_tokens_original` before any cut.
+        num_bytes: of the shard files.
+        seconds: at the speed that the build measured on its machine.
+        example: the first row that has tokens.
+    """
+
+    num_rows: int | None
+    num_shards: int | None
+    rows_per_shard: int
+    sampled_rows: int
+    exact: bool
+    outcomes: dict[str, int]
+    num_rows_out: int
+    num_tokens: int
+    num_tokens_original: int
+    doubled_bos: int
+    num_bytes: int
+    seconds: float | None
+    free_bytes: int
+    example: Example | None
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+def estimate(plan: Plan, source: Source, tokenizer: RowTokenizer, output: Path | None) -> Estimate:
+    """Read and tokenise a sample of the job's rows and scale it up.
+
+    Raises:
+        RowRefused: a row that an `error` policy stops at. With such a policy every row is read, so that the job is
+            refused before compute, not in its middle.
+    """
+    tally = _Tally(plan, tokenizer)
+    for batch, first_row in _sample(plan, source):
+        tally.add(batch, first_row)
+    exact = plan.num_rows is not None and tally.sampled_rows >= plan.num_rows
+    scale = 1.0 if exact or plan.num_rows is None or not tally.sampled_rows else plan.num_rows / tally.sampled_rows
+    num_tokens = round(tally.num_tokens * scale)
+    speed = plan.contract.measured.tokens_per_s
+    return Estimate(
+        num_rows=plan.num_rows,
+        num_shards=plan.num_shards,
+        rows_per_shard=plan.rows_per_shard,
+        sampled_rows=tally.sampled_rows,
+        exact=exact,
+        outcomes={str(OUTCOMES[code]): round(count * scale) for code, count in sorted(tally.outcomes.items())},
+        num_rows_out=round(tally.num_rows_out * scale),
+        num_tokens=num_tokens,
+        num_tokens_original=round(tally.num_tokens_original * scale),
+        doubled_bos=round(tally.doubled_bos * scale),
+        num_bytes=_bytes(plan, tally, scale),
+        seconds=num_tokens / speed if speed else None,
+        free_bytes=free_bytes(output if output is not None else Path()),
+        example=tally.example,
+    )
+
+
+def check_space(found: Estimate, plan: Plan, output: Path, done_bytes: int = 0) -> None:
+    """Refuse a job that will not fit on the disk.
+
+    Raises:
+        DiskTooSmall: what is still to write and the reserve exceed what is free.
+    """
+    needed, reserve = max(0, found.num_bytes - done_bytes), plan.spec.states.reserve_bytes
+    if needed + reserve > found.free_bytes:
+        raise DiskTooSmall(path=output, needed=needed, reserve=reserve, free=found.free_bytes)
+
+
+class _Tally:
+    """Counts over the sampled rows, and the first of them kept for writing."""
+
+    def __init__(self, plan: Plan, tokenizer: RowTokenizer) -> None:
+        self.plan, self.tokenizer = plan, tokenizer
+        self.sampled_rows = self.num_rows_out = self.num_tokens = self.num_tokens_original = self.doubled_bos = 0
+        self.states = 0
+        self.outcomes: Counter[int] = Counter()
+        self.kept: list[tuple[TokenRows, pa.RecordBatch]] = []
+        self.kept_rows = 0
+        self.example: Example | None = None
+
+    def add(self, batch: pa.RecordBatch, first_row: int) -> None:
+        rows = self.tokenizer.tokenize(batch.column(0), first_row)
+        self.sampled_rows += batch.num_rows
+        self.num_rows_out += len(rows.outcome)
+        self.num_tokens += len(rows.input_ids)
+        self.states += int(np.count_nonzero(np.diff(rows.offsets)))
+        counted = (rows.chunk == 0) & (rows.num_tokens_original != NOT_COUNTED)
+        self.num_tokens_original += int(rows.num_tokens_original[counted].sum(dtype=np.int64))
+        self.doubled_bos += rows.doubled_bos
+        self.outcomes.update(rows.outcome.tolist())
+        if self.example is None and len(rows.input_ids):
+            index = int(rows.source_index[np.argmax(np.diff(rows.offsets) > 0)])
+            self.example = self.tokenizer.example(batch.column(0).slice(index, 1), first_row + index)
+        if self.kept_rows < WRITTEN_ROWS and batch.num_rows:
+            carried = carried_columns(self.plan.spec.source)
+            columns = [batch.column(name) for name in carried]
+            fields = [batch.schema.field(name) for name in carried]
+            self.kept.append((rows, pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))))
+            self.kept_rows += batch.num_rows
+
+
+def _sample(plan: Plan, source: Source) -> Iterator[tuple[pa.RecordBatch, int]]:
+    text, total = plan.spec.text, plan.num_rows
+    stops = "error" in (text.on_long, text.on_null, text.on_empty, text.on_bad_text)
+    if total is None:
+        spans = [(0, STREAM_ROWS)]
+    elif stops or total <= NUM_BLOCKS * BLOCK_ROWS:
+        spans = [(0, total)]
+    else:
+        starts = [place * (total - BLOCK_ROWS) // (NUM_BLOCKS - 1) for place in range(NUM_BLOCKS)]
+        spans = [(start, start + BLOCK_ROWS) for start in starts]
+    for start, stop in spans:
+        row = start
+        for batch in source.read(start, stop, BLOCK_ROWS):
+            yield batch, row
+            row += batch.num_rows
+
+
+def _bytes(plan: Plan, tally: _Tally, scale: float) -> int:
+    """Everything but the states by writing sampled rows without any; the states by their size and usual compression."""
+    spec, width = plan.spec.states, plan.contract.output.width
+    stored = value_type(spec.dtype)
+    count = tally.num_tokens if spec.kind == "tokens" else tally.num_rows_out
+    ratio = 1.0
+    if spec.compression == "zstd":
+        ratio = plan.contract.measured.stored_ratio.get(spec.dtype, USUAL_RATIO[spec.dtype])
+    state_bytes = count * (width * stored.bytes_per_value * ratio + (4 if stored.scaled else 0))
+    if not tally.kept_rows:
+        return round(state_bytes * scale) + 4096
+    per_file, rest = _written_bytes(plan, tally)
+    files = plan.num_shards or 1
+    batches = max(files, state_bytes * scale / spec.record_batch_bytes)
+    return round(state_bytes * scale + rest * tally.sampled_rows / tally.kept_rows * scale + per_file * batches)
+
+
+def _written_bytes(plan: Plan, tally: _Tally) -> tuple[int, int]:
+    """Bytes of a file without rows, and what the kept rows add to it with their states left out."""
+    with tempfile.TemporaryDirectory(prefix="extract-") as folder:
+        empty = _write(plan, Path(folder) / "empty", [])
+        return empty // 4, max(0, _write(plan, Path(folder) / "rows", tally.kept) - empty)
+
+
+def _write(plan: Plan, path: Path, kept: list[tuple[TokenRows, pa.RecordBatch]]) -> int:
+    """Size of a file with these rows, their ids, and states of a width of 1 that compress to nothing."""
+    from extract.schema import output_schema
+
+    spec = replace(plan.spec.states, dtype="float16", normalize=False)
+    extra = [field for field in plan.schema if field.name in plan.spec.source.carry]
+    id_type = plan.schema.field("id").type if plan.spec.source.id_column is not None else None
+    schema = output_schema(spec, 1, id_type, extra, plan.spec.text.on_long == "chunk", {})
+    writer = ShardWriter(path, schema, spec, 1, 0)
+    for rows, source in kept:
+        count = len(rows.input_ids) if spec.kind == "tokens" else int(np.count_nonzero(np.diff(rows.offsets)))
+        writer.write(rows, source, 0, np.zeros((count, 1), np.float32))
+    return writer.close().num_bytes
+
+
+def truncated(found: Estimate) -> int:
+    """How many rows will be cut or refused for their length."""
+    return found.outcomes.get(Outcome.TRUNCATED, 0) + found.outcomes.get(Outcome.TOO_LONG, 0)

@@ -1,0 +1,65 @@
+"""What an output directory holds, for `extract inspect`."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from extract.output import open_output
+from extract.schema import METADATA_PREFIX
+
+SHOWN_VALUES = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspection:
+    """Schema, metadata and size of an output, and one of its rows."""
+
+    path: str
+    job: str
+    columns: dict[str, str]
+    metadata: dict[str, str]
+    num_shards: int
+    num_rows: int
+    num_rows_out: int
+    num_bytes: int
+    row: dict[str, Any] | None
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+def inspect_output(path: Path, row: int | None = None) -> Inspection:
+    """Read `job.json`, the commit records and, if asked, one row.
+
+    Raises:
+        NotAJob: it is no output directory.
+        NoSuchRow: the row is not there (yet).
+    """
+    output = open_output(path)
+    shards = output.shards
+    shown = None
+    if row is not None:
+        found = output.row(row)
+        shown = {
+            "row": found.row,
+            "outcome": found.outcome,
+            "num_tokens": found.num_tokens,
+            "num_tokens_original": found.num_tokens_original,
+            "input_ids": None if found.input_ids is None else found.input_ids.tolist(),
+            "states_shape": None if found.states is None else list(found.states.shape),
+            "first_values": None if found.states is None else found.states.reshape(-1)[:SHOWN_VALUES].tolist(),
+            **found.columns,
+        }
+    metadata = {key.decode(): value.decode() for key, value in (output.schema.metadata or {}).items()}
+    return Inspection(
+        path=str(path),
+        job=metadata.get(f"{METADATA_PREFIX}job", ""),
+        columns={field.name: str(field.type) for field in output.schema},
+        metadata=metadata,
+        num_shards=len(shards),
+        num_rows=output.num_rows,
+        num_rows_out=output.num_rows_out,
+        num_bytes=sum(shard.num_bytes for shard in shards),
+        row=shown,
+    )

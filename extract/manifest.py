@@ -1,0 +1,125 @@
+"""The record of a finished job: every shard, the totals, and that the shards tile the source exactly.
+
+It holds nothing that depends on who ran the job or how often it was interrupted, so an unbroken run and one that was
+killed ten times write the same manifest.
+"""
+
+import json
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from extract.commits import BadRecord, Commit, read_commits
+from extract.errors import VerificationFailed
+from extract.job import JobDirectory, StoredJob
+from extract.store import replace_file
+
+FORMAT = "extract-manifest"
+VERSION = 1
+
+
+class NotTiled(VerificationFailed):
+    """Shards overlap or leave a gap."""
+
+    template = "{path}: {problem}. Run the job again to make what is missing, or: extract verify {path}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """Sums over commit records."""
+
+    num_shards: int
+    num_rows: int
+    num_rows_out: int
+    num_tokens: int
+    num_tokens_original: int
+    num_bytes: int
+    outcomes: dict[str, int]
+    doubled_bos: int
+    overflowed: int
+
+
+def totals(commits: list[Commit]) -> Totals:
+    """Add up records."""
+    outcomes: Counter[str] = Counter()
+    for commit in commits:
+        outcomes.update(commit.outcomes)
+    return Totals(
+        num_shards=len(commits),
+        num_rows=sum(commit.num_rows for commit in commits),
+        num_rows_out=sum(commit.num_rows_out for commit in commits),
+        num_tokens=sum(commit.num_tokens for commit in commits),
+        num_tokens_original=sum(commit.num_tokens_original for commit in commits),
+        num_bytes=sum(commit.num_bytes for commit in commits),
+        outcomes=dict(sorted(outcomes.items())),
+        doubled_bos=sum(commit.doubled_bos for commit in commits),
+        overflowed=sum(commit.overflowed for commit in commits),
+    )
+
+
+def tiling_problem(job: StoredJob, commits: list[Commit]) -> str | None:
+    """What keeps these records from covering every source row exactly once, or `None`."""
+    row = 0
+    for number, commit in enumerate(commits):
+        if commit.shard != number:
+            return f"shard {number} is missing"
+        if commit.first_row != row:
+            return f"shard {number} begins at row {commit.first_row:,}, {row:,} expected"
+        row = commit.stop_row
+        if sum(commit.outcomes.values()) != commit.num_rows_out:
+            return f"shard {number} has {commit.num_rows_out:,} rows, its outcomes add up to another number"
+    if not commits or (job.num_shards is not None and len(commits) < job.num_shards):
+        return f"shard {len(commits)} is missing"
+    if job.num_rows is not None and row != job.num_rows:
+        return f"the shards cover {row:,} rows, the source had {job.num_rows:,}"
+    if not commits[-1].last:
+        return f"shard {len(commits)} is missing (the source did not end in shard {commits[-1].shard})"
+    return None
+
+
+def finalize(job: StoredJob) -> dict[str, Any]:
+    """Write `manifest.json` from the commit records; does nothing if the same one is there.
+
+    Raises:
+        NotTiled: a shard is missing, or the ranges do not cover every row exactly once.
+    """
+    commits = read_commits(job.directory.commits)
+    problem = tiling_problem(job, commits)
+    if problem is not None:
+        raise NotTiled(path=job.directory.root, problem=problem)
+    manifest = {
+        "format": FORMAT,
+        "version": VERSION,
+        "job": job.job_id,
+        "totals": asdict(totals(commits)),
+        "shards": [_entry(commit) for commit in commits],
+    }
+    content = json.dumps(manifest, indent=1, ensure_ascii=False).encode() + b"\n"
+    path = job.directory.manifest
+    if not path.is_file() or path.read_bytes() != content:
+        replace_file(path, content)
+    return manifest
+
+
+def read_manifest(directory: JobDirectory) -> dict[str, Any]:
+    """`manifest.json` of a finished job.
+
+    Raises:
+        BadRecord: it does not parse or is of another version.
+    """
+    path: Path = directory.manifest
+    try:
+        table = json.loads(path.read_bytes())
+        if table["format"] != FORMAT or table["version"] != VERSION:
+            raise BadRecord(path=path, problem=f"version {table['version']!r}, {VERSION} expected", job=directory.root)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise BadRecord(path=path, problem=f"cannot be read ({error})", job=directory.root) from None
+    return dict(table)
+
+
+def _entry(commit: Commit) -> dict[str, Any]:
+    entry = asdict(commit)
+    for passing in ("seconds", "attempt", "worker"):
+        del entry[passing]
+    return entry

@@ -1,0 +1,218 @@
+"""Results as people read them and as JSON, on stdout. Every command's result goes through `emit`."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from extract.progress import duration
+
+if TYPE_CHECKING:
+    from extract.engine.contract import Contract
+    from extract.engine.families import Family
+    from extract.inspection import Inspection
+    from extract.jobs import PlannedJob
+    from extract.runners.local import Summary
+    from extract.status import Status
+
+T = TypeVar("T")
+
+
+def emit(result: T, text: Callable[[T], str], as_json: bool) -> None:
+    """Print a result: one JSON document, or the text that `text` makes of it."""
+    click.echo(json.dumps(_plain(result), indent=1, ensure_ascii=False, default=str) if as_json else text(result))
+
+
+def plan_text(found: "PlannedJob") -> str:
+    """A plan."""
+    cost, engine, states = found.estimate, found.engine, found.spec.states
+    about = "" if cost.exact else "about "
+    rows = "a stream of unknown length" if cost.num_rows is None else f"{cost.num_rows:,}"
+    shape = "every token's state" if states.kind == "tokens" else f"one state a row ({states.kind})"
+    sample = "all rows read" if cost.exact else f"from {cost.sampled_rows:,} sampled rows"
+    lines = [
+        f"job        {found.job}",
+        f"engine     {engine['checkpoint']} ({engine['architecture']}), {engine['precision']} on {engine['device']}, "
+        f"{engine['layout']}",
+        f"output     {shape}, width {engine['width']:,}, {states.dtype}, {_compression(found)}",
+        f"limits     {found.spec.text.max_input_tokens:,} tokens a row; {found.spec.run.max_tokens:,} tokens, "
+        f"{found.spec.run.max_sequences:,} sequences a pass",
+        f"rows       {rows}"
+        + (f" in {cost.num_shards:,} shards of {cost.rows_per_shard:,}" if cost.num_shards else ""),
+        f"outcomes   {_counts(cost.outcomes)}  ({sample})",
+        f"tokens     {about}{cost.num_tokens:,} of {cost.num_tokens_original:,}",
+        f"bytes      about {_size(cost.num_bytes)}; {_size(cost.free_bytes)} free",
+    ]
+    if cost.seconds is not None:
+        lines.append(
+            f"time       about {duration(cost.seconds)} at the {engine['tokens_per_s']:,.0f} tokens/s seen at build"
+        )
+    if cost.doubled_bos:
+        lines.append(f"warning    {cost.doubled_bos:,} rows begin with two beginning-of-sequence tokens")
+    if cost.example is not None:
+        example = cost.example
+        lines += [
+            f"example    row {example.row}, {example.outcome}, {len(example.input_ids)} tokens",
+            f"  text     {_cut(repr(example.text), 200)}" if example.text is not None else "  text     (ids given)",
+            f"  ids      {_ends(list(example.input_ids))}",
+        ]
+        if example.pieces:
+            lines.append(f"  pieces   {_ends([repr(piece) for piece in example.pieces])}")
+    return "\n".join(lines)
+
+
+def summary_text(found: "Summary") -> str:
+    """The end of a run."""
+    total = found.totals
+    lines = [f"complete   {found.path}: {total.num_rows:,} rows in {total.num_shards:,} shards (job {found.job})"]
+    lines += _totals_lines(total)
+    if found.num_shards_made:
+        shares = ", ".join(f"{stage} {100 * share:.0f} %" for stage, share in found.stage_shares.items())
+        lines.append(
+            f"this run   {found.num_shards_made:,} shards, {found.tokens_computed:,} tokens in "
+            f"{duration(found.seconds)}: {found.tokens_per_s:,.0f} tokens/s ({shares})"
+        )
+    else:
+        lines.append("this run   nothing to do, every shard was committed before")
+    lines.append(f"next       extract verify {found.path}    |    python: extract.open_output({found.path!r})")
+    return "\n".join(lines)
+
+
+def status_text(found: "Status") -> str:
+    """The state of an output directory."""
+    total = found.done
+    shards = "?" if found.num_shards is None else f"{found.num_shards:,}"
+    rows = "?" if found.num_rows is None else f"{found.num_rows:,}"
+    state = "complete" if found.complete else f"incomplete: {found.problem}"
+    lines = [
+        f"job        {found.job} in {found.path}: {state}",
+        f"shards     {total.num_shards:,} of {shards}, rows {total.num_rows:,} of {rows}",
+        *_totals_lines(total),
+        f"busy       {', '.join(f'{stage} {duration(spent)}' for stage, spent in found.busy_seconds.items()) or '0 s'}",
+        f"disk       {_size(found.free_bytes)} free; {found.num_temporary} temporary files",
+    ]
+    if not found.complete:
+        lines.append("next       the same `extract run` command again goes on")
+    return "\n".join(lines)
+
+
+def contract_text(contract: "Contract", path: Path) -> str:
+    """What an engine is."""
+    checkpoint, limits, tokenizer = contract.checkpoint, contract.limits, contract.tokenizer
+    size = sum(file.size for file in contract.files)
+    weights = sum(file.size for file in contract.files if file.name.endswith(".safetensors"))
+    lines = [
+        f"engine     {path} (id {contract.engine_id[:16]}, {_size(size)}, of which weights {_size(weights)}, no head)",
+        f"checkpoint {checkpoint.name} ({checkpoint.kind}, sha256 {checkpoint.sha256[:12]}): "
+        f"{checkpoint.architecture}, {checkpoint.num_layers} layers, hidden size {checkpoint.hidden_size:,}, "
+        f"stored in {checkpoint.dtype}",
+        f"runs on    {contract.device.type} ({contract.device.name}"
+        f"{', ' + contract.device.instruction_set if contract.device.instruction_set else ''}), "
+        f"{contract.precision.activations}, {contract.runtime.name} {contract.runtime.version}, "
+        f"{contract.runtime.layout} layout",
+        f"limits     {limits.max_input_tokens:,} tokens a row, {limits.max_sequences:,} sequences and "
+        f"{limits.max_tokens:,} tokens a pass (set by {limits.binding}); cache {contract.cache}, "
+        f"{contract.generated_tokens} generated tokens",
+        f"state      output of {contract.output.module}, after the final norm, width {contract.output.width:,}; "
+        f"the head's input is {contract.output.head_input}",
+        f"tokenizer  {tokenizer.kind}"
+        + (f", adds {list(tokenizer.prefix_ids)} ... {list(tokenizer.suffix_ids)}" if tokenizer.kind != "none" else ""),
+        f"fidelity   relative error {contract.fidelity.rel_error_max:.1e} (worst row), cosine "
+        f"{contract.fidelity.cosine_min:.6f} (worst token) against {contract.fidelity.reference} over "
+        f"{contract.fidelity.num_tokens:,} tokens; bound {contract.fidelity.bound:.1e}",
+        f"proof      neighbour {contract.proof.neighbour:.1e}, moved {contract.proof.moved:.1e}, "
+        f"plain {contract.proof.plain:.1e}",
+        f"speed      {contract.measured.tokens_per_s:,.0f} tokens/s at build",
+    ]
+    lines += [f"note       {note}" for note in checkpoint.notes]
+    return "\n".join(lines)
+
+
+def output_text(found: "Inspection") -> str:
+    """What an output directory holds."""
+    lines = [
+        f"output     {found.path}: {found.num_rows:,} source rows, {found.num_rows_out:,} rows in {found.num_shards:,} "
+        f"shards, {_size(found.num_bytes)} (job {found.job})",
+        "columns",
+        *(f"  {name:<22} {kind}" for name, kind in found.columns.items()),
+        "metadata",
+        *(f"  {key:<22} {_cut(value, 160)}" for key, value in found.metadata.items()),
+    ]
+    if found.row is not None:
+        lines.append("row")
+        for key, value in found.row.items():
+            shown = _ends(value) if isinstance(value, list) else _cut(repr(value), 160)
+            lines.append(f"  {key:<22} {shown}")
+    return "\n".join(lines)
+
+
+def sample_text(found: Mapping[str, Any]) -> str:
+    """A written sample."""
+    return f"{found['path']}: {found['rows']:,} rows, columns {', '.join(found['columns'])}"
+
+
+def families_text(families: Mapping[str, "Family"]) -> str:
+    """The table of families."""
+    counts: dict[str, int] = {}
+    lines = []
+    for family in families.values():
+        counts[family.layout] = counts.get(family.layout, 0) + 1
+        lines.append(f"{family.model_type:<28} {family.layout:<8} {family.bound:.0e}  {family.why}".rstrip())
+    head = f"{'model_type':<28} {'layout':<8} {'bound':<6} why or condition"
+    return "\n".join([head, *lines, ", ".join(f"{count} {layout}" for layout, count in sorted(counts.items()))])
+
+
+def _totals_lines(total: Any) -> list[str]:
+    kept = total.num_tokens_original
+    lines = [
+        f"outcomes   {_counts(total.outcomes)}",
+        f"tokens     {total.num_tokens:,}" + (f" of {kept:,}" if kept > total.num_tokens else ""),
+        f"bytes      {_size(total.num_bytes)} in {total.num_shards:,} files",
+    ]
+    if total.overflowed:
+        lines.append(
+            f"warning    {total.overflowed:,} rows have states too large for the stored type: they are non_finite. "
+            "Store float32 or bfloat16 instead"
+        )
+    if total.doubled_bos:
+        lines.append(f"warning    {total.doubled_bos:,} rows begin with two beginning-of-sequence tokens")
+    return lines
+
+
+def _compression(found: "PlannedJob") -> str:
+    states = found.spec.states
+    return f"zstd {states.compression_level}" if states.compression == "zstd" else f"compression {states.compression}"
+
+
+def _counts(outcomes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in outcomes.items()) or "no rows"
+
+
+def _size(num_bytes: float) -> str:
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:,.1f} {unit}"
+    return f"{num_bytes:,.0f} bytes"
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length - 3]}..."
+
+
+def _ends(items: list[Any], shown: int = 8) -> str:
+    if len(items) <= 2 * shown:
+        return " ".join(map(str, items))
+    return f"{' '.join(map(str, items[:shown]))} ... {' '.join(map(str, items[-shown:]))}"
+
+
+def _plain(result: Any) -> Any:
+    if hasattr(result, "as_json"):
+        return result.as_json()
+    if isinstance(result, Mapping):
+        return {key: _plain(value) for key, value in result.items()}
+    if is_dataclass(result) and not isinstance(result, type):
+        return asdict(result)
+    return result
