@@ -1,5 +1,6 @@
 """Opening a checkpoint: identity, and each refusal with its words."""
 
+import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -288,6 +289,15 @@ def test_a_quantised_checkpoint_is_refused_with_method_bits_and_package(llama, s
     assert refusal(QuantizedCheckpoint, llama) == (
         f"{llama}: the weights are quantised with {named}, which is not read here. Take the checkpoint that it was "
         f"made from, or dequantise it first and save it again (it needs: pip install {package})."
+    )
+
+
+def test_fp8_weights_are_refused_where_nothing_can_read_them(llama, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    rig.edit_json(llama / "config.json", {"quantization_config": {"quant_method": "fp8"}})
+    assert refusal(QuantizedCheckpoint, llama) == (
+        f"{llama}: the weights are quantised with fp8, which is not read here. Take the checkpoint that it was made "
+        "from, or dequantise it first and save it again (reading it needs: pip install accelerate)."
     )
 
 

@@ -1,5 +1,6 @@
 """Loading the text decoder: the same states as plain transformers, or a refusal that lists what does not fit."""
 
+import importlib.util
 import json
 import os
 import pickle
@@ -18,24 +19,8 @@ from extract.engine.decoder import CannotLoad, Decoder, NonFiniteWeights, Weight
 
 SEQUENCES = rig.random_sequences([1, 7, 40], seed=3)
 FAMILIES = [
-    "llama",
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "gemma2",
-    "gemma3_text",
-    "gpt2",
-    "gpt_neox",
-    "phi3",
-    "olmo2",
-    "granite",
-    "smollm3",
-    "opt",
-    "bloom",
-    "mamba",
-    "qwen3_moe",
-    "gpt_oss",
-    "modernbert-decoder",
+    *("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "phi3", "olmo2", "granite"),
+    *("smollm3", "opt", "bloom", "mamba", "qwen3_moe", "gpt_oss", "modernbert-decoder"),
 ]
 
 
@@ -132,6 +117,31 @@ def test_prediction_layers_that_the_config_announces_are_left_out(tmp_path):
     assert "no place in it (layers.3.mlp.up_proj.weight)" in refusal(WeightsDoNotFit, directory).replace("model.", "")
     rig.edit_json(directory / "config.json", {"num_nextn_predict_layers": 1})
     assert "multi-token prediction layers not loaded (1 tensors)" in load(directory).notes
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("accelerate") is None, reason="transformers reads FP8 with accelerate only"
+)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_fp8_weights_are_dequantised_exactly(tmp_path, dtype):
+    shapes = {"hidden_size": 128, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 4}
+    directory = rig.tiny_checkpoint(tmp_path, dtype="bfloat16", tokenizer=None, head_dim=32, **shapes)
+    expected = {}
+
+    def quantise(weights):
+        for name in [name for name in weights if "proj" in name]:  # one block each
+            scale = weights[name].float().abs().max() / 448
+            weights[name] = (weights[name].float() / scale).to(torch.float8_e4m3fn)
+            weights[f"{name}_scale_inv"] = scale.reshape(1, 1)
+            expected[name.removeprefix("model.")] = weights[name].float() * scale
+
+    rewrite(directory, quantise)
+    settings = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+    rig.edit_json(directory / "config.json", {"quantization_config": settings})
+    checkpoint = open_checkpoint(directory)
+    assert (checkpoint.dtype, checkpoint.notes) == ("bfloat16", ("dequantised: the checkpoint's weights are fp8",))
+    found = load_decoder(checkpoint, dtype).model.state_dict()
+    assert all(torch.equal(found[name], weight.to(getattr(torch, dtype))) for name, weight in expected.items())
 
 
 # --- wrappers -------------------------------------------------------------------------------------------------------

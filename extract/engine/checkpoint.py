@@ -24,14 +24,7 @@ from extract.engine.weights_files import StoredTensor, WeightFiles, find_weights
 from extract.errors import CheckpointRefused
 
 ADAPTER = "adapter_config.json"
-_FLOATS = {
-    "F64": "float64",
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2",
-}
+_FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 class AdapterRefused(CheckpointRefused):
@@ -56,7 +49,8 @@ class Checkpoint:
         config: config.json as it stands, or the GGUF file's metadata without arrays.
         model_type: the config's own; a wrapper's, not its text decoder's.
         architecture: the config's class name, or GGUF's architecture.
-        dtype: torch name of the type that most of the decoder's weights are stored in.
+        dtype: torch name of the floating-point type that most of the decoder's weights are stored in; quantised ones,
+            which are dequantised into it, do not count.
         tokenizer_dir: where tokenizer files would be.
         decoder_bytes: of the decoder's weights as stored, without head and towers (float32 for GGUF; for pickles the
             whole files, whose inside is not read).

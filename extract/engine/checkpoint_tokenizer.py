@@ -51,6 +51,8 @@ def load_tokenizer(checkpoint: Checkpoint) -> Any:
             tokenizer = AutoTokenizer.from_pretrained(directory, **options)
     except Exception as error:  # the tokenizers package raises bare Exception
         reason = (" ".join(str(error).split()) or type(error).__name__)[:300].rstrip(".")
+        if "trust_remote_code" in str(error):
+            reason = "it needs code of its own (trust_remote_code), which extract never runs"
         raise UnusableTokenizer(path=where, problem=reason) from error
     if not len(tokenizer):
         raise UnusableTokenizer(path=where, problem="its vocabulary is empty")

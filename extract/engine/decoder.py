@@ -112,6 +112,8 @@ def _from_files(
     if attention is not None:
         options["attn_implementation"] = attention
     text.use_cache = False
+    if isinstance(getattr(text, "quantization_config", None), dict):
+        text.quantization_config["dequantize"] = True  # also on devices that could compute with the quantised weights
     model, report = AutoModel.from_pretrained(
         checkpoint.path,
         config=text,

@@ -1,8 +1,8 @@
 """The header of a GGUF file: architecture, metadata, and where each tensor lies; no tensor is read.
 
 Parsed here with bounds instead of by gguf's reader, which takes seconds for a vocabulary and maps a cut file without a
-word. Only architectures are accepted whose import was compared with the safetensors original, state for state; the
-metadata that the import does not read is refused where it changes the numbers and noted elsewhere.
+word. Only architectures are accepted whose import was compared with the safetensors original, state for state, and no
+setting that the import would not read.
 """
 
 import math
@@ -14,8 +14,17 @@ from typing import Any, ClassVar
 
 from extract.errors import CheckpointRefused
 
-ARCHITECTURES = ("gemma2", "gemma3", "gpt2", "llama", "phi3", "qwen2", "qwen3", "starcoder2")
+ARCHITECTURES = ("gpt2", "llama", "qwen2", "qwen3")
+"""Compared with their originals. Others lose something: starcoder2 its rope theta, Gemma its attention scale, ..."""
 HEAD = "output.weight"
+_READ = (
+    *("block_count", "context_length", "embedding_length", "feed_forward_length", "vocab_size"),
+    *("attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.value_length"),
+    *("attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon", "rope.freq_base", "rope.dimension_count"),
+)
+"""Read by the import, or shown by the shapes of the weights."""
+_NEUTRAL = (("rope.scaling.type", "none"), ("expert_count", 0), ("expert_used_count", 0), ("attention.causal", True))
+_SAFETENSORS = "Take the checkpoint in safetensors, as its publisher has it."
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
@@ -110,24 +119,29 @@ def read_gguf(path: Path) -> GgufHeader:
         tensors = _tensors(cursor, num_tensors, int(metadata.get("general.alignment", 32)), len(data))
     architecture = str(metadata.get("general.architecture"))
     if architecture not in ARCHITECTURES:
-        advice = "Take the checkpoint in safetensors, as its publisher has it."
         problem = f"GGUF architecture {architecture} is not imported ({', '.join(ARCHITECTURES)} are)"
-        raise RefusedGguf(path=path, problem=problem, advice=advice)
+        raise RefusedGguf(path=path, problem=problem, advice=_SAFETENSORS)
     return GgufHeader(architecture=architecture, metadata=metadata, tensors=tensors)
 
 
 def check_gguf(path: Path, header: GgufHeader) -> tuple[str, ...]:
-    """Refuse settings that the import would drop and that change the states; return notes on the rest.
+    """Refuse what the import would drop without a word; return notes.
 
     Raises:
-        RefusedGguf: scaled rotary positions, in the metadata or as a tensor of factors.
+        RefusedGguf: a setting that it does not read, or a tensor of rotary factors.
     """
-    scaling = header.setting("rope.scaling.type")
-    factors = [tensor.name for tensor in header.tensors if tensor.name.startswith(("rope_freqs", "rope_factors"))]
-    if scaling not in (None, "none") or factors:
-        found = factors[0] if factors else f"{header.architecture}.rope.scaling.type = {scaling}"
-        problem = f"its rotary positions are scaled ({found}), which the import of GGUF files would drop"
-        raise RefusedGguf(path=path, problem=problem, advice="Take the checkpoint in safetensors.")
+    for key, value in header.metadata.items():
+        setting = key.removeprefix(header.architecture + ".")
+        if setting != key and setting not in _READ and (setting, value) not in _NEUTRAL:
+            raise RefusedGguf(
+                path=path,
+                problem=f"it has the setting {key} = {value}, which the import would drop",
+                advice=_SAFETENSORS,
+            )
+    for tensor in header.tensors:
+        if tensor.name.startswith("rope_"):
+            problem = f"its rotary positions are scaled by the tensor {tensor.name}, which the import would drop"
+            raise RefusedGguf(path=path, problem=problem, advice=_SAFETENSORS)
     types = sorted({tensor.type for tensor in header.tensors})
     return (f"imported from GGUF ({', '.join(types)}), dequantised",)
 

@@ -1,10 +1,11 @@
 """Checkpoints whose weights were quantised by somebody else: which are dequantised, which are refused, and why.
 
 transformers skips an unknown method with a warning and dequantises FP8 and MXFP4 with another one; here both are said
-aloud, the first as a refusal. Methods that need a package of their own are refused even where it is installed: their
-numbers depend on its kernels, and an engine holds plain weights.
+aloud, the first as a refusal (dequantising is transformers' work, and needs accelerate). Methods with a package of
+their own are refused even where it is installed: numbers depend on its kernels, and an engine holds plain weights.
 """
 
+import importlib.util
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -70,6 +71,9 @@ def check_quantization(directory: Path, config: Mapping[str, Any], tensors: Iter
     if method in DEQUANTISED and isinstance(nested, dict):
         problem = f"{method} weights inside a wrapper of several models are not supported"
         raise UnknownQuantization(path=directory, problem=problem)
+    if method in DEQUANTISED and importlib.util.find_spec("accelerate") is None:
+        install = " (reading it needs: pip install accelerate)"
+        raise QuantizedCheckpoint(path=directory, method=method, bits="", install=install)
     if method in DEQUANTISED:
         return (f"dequantised: the checkpoint's weights are {method}",)
     if method in _PACKAGES:
