@@ -15,8 +15,6 @@ from extract.engine.decoder import WeightsDoNotFit, load_decoder
 from extract.engine.gguf_file import ARCHITECTURES, RefusedGguf, read_gguf
 
 SEQUENCES = rig.random_sequences([1, 9, 40], seed=5)
-_SETTINGS = {"gpt2": {"max_position_embeddings": 1024}, "qwen3": {"head_dim": 128}}
-"""What GGUF does not carry for these: their only real values."""
 _FROM_HF = {
     "num_hidden_layers": "block_count",
     "max_position_embeddings": "context_length",
@@ -41,6 +39,8 @@ def convert(checkpoint: Path, path: Path, architecture: str, *, extra=None, drop
     writer.add_name("tiny")
     for key, name in _FROM_HF.items():
         value = getattr(config, key, None)
+        if key == "intermediate_size" and architecture == "gpt2":
+            value = config.n_inner or 4 * config.n_embd
         if value is not None:
             writer.add_uint32(f"{architecture}.{name}", value)
     epsilon = next(
@@ -127,7 +127,7 @@ def test_another_name_for_the_same_gguf_file_is_the_same_checkpoint(llama, tmp_p
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_import_gives_the_states_of_the_safetensors_twin(architecture, tied, tmp_path):
-    directory = rig.tiny_checkpoint(tmp_path / "twin", architecture, tied=tied, **_SETTINGS.get(architecture, {}))
+    directory = rig.tiny_checkpoint(tmp_path / "twin", architecture, tied=tied)
     path = convert(directory, tmp_path / "tiny.gguf", architecture)
     decoder = load_decoder(open_checkpoint(path), "float32", attn_implementation="eager")
     found = rig.reference_states(decoder.model, SEQUENCES)

@@ -39,12 +39,19 @@ class RefusedGguf(CheckpointRefused):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufTensor:
-    """One tensor: GGUF's name and type name ("Q4_1"), elements, bytes in the file."""
+    """One tensor: GGUF's name and type name ("Q4_1"), shape (slowest dimension first), where its bytes lie."""
 
     name: str
     type: str
-    num_elements: int
+    shape: tuple[int, ...]
+    offset: int
+    """From the start of the file."""
     num_bytes: int
+
+    @property
+    def num_elements(self) -> int:
+        """Product of the shape."""
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +145,10 @@ def check_gguf(path: Path, header: GgufHeader) -> tuple[str, ...]:
                 problem=f"it has the setting {key} = {value}, which the import would drop",
                 advice=_SAFETENSORS,
             )
+    rotary, head = header.setting("rope.dimension_count"), header.setting("attention.key_length")
+    if rotary is not None and head is not None and rotary != head:
+        problem = f"{rotary} of the {head} values of an attention head are rotated, which the import would not do"
+        raise RefusedGguf(path=path, problem=problem, advice=_SAFETENSORS)
     for tensor in header.tensors:
         if tensor.name.startswith("rope_"):
             problem = f"its rotary positions are scaled by the tensor {tensor.name}, which the import would drop"
@@ -149,7 +160,7 @@ def check_gguf(path: Path, header: GgufHeader) -> tuple[str, ...]:
 def _tensors(cursor: _Cursor, count: int, alignment: int, size: int) -> tuple[GgufTensor, ...]:
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-    tensors, end = [], 0
+    entries, end = [], 0
     for _ in range(count):
         name = cursor.text()
         (num_dimensions,) = cursor.take("I")
@@ -162,17 +173,19 @@ def _tensors(cursor: _Cursor, count: int, alignment: int, size: int) -> tuple[Gg
         except ValueError:
             raise _broken(cursor.path, f"tensor {name} is of type {kind}, which this gguf version lacks") from None
         block, block_bytes = GGML_QUANT_SIZES[kind]
-        num_elements = math.prod(shape)
-        num_bytes = num_elements // block * block_bytes
+        num_bytes = math.prod(shape) // block * block_bytes
         end = max(end, offset + num_bytes)
-        tensors.append(GgufTensor(name=name, type=kind.name, num_elements=num_elements, num_bytes=num_bytes))
-    if alignment < 1 or not tensors:
-        raise _broken(cursor.path, f"{len(tensors)} tensors and an alignment of {alignment} found")
+        entries.append((name, kind.name, tuple(reversed(shape)), offset, num_bytes))
+    if alignment < 1 or not entries:
+        raise _broken(cursor.path, f"{len(entries)} tensors and an alignment of {alignment} found")
     start = -(-cursor.position // alignment) * alignment
     if start + end > size:
-        problem = f"the file is cut short: {len(tensors)} tensors need {start + end:,} bytes, found {size:,}"
+        problem = f"the file is cut short: {len(entries)} tensors need {start + end:,} bytes, found {size:,}"
         raise _broken(cursor.path, problem)
-    return tuple(tensors)
+    return tuple(
+        GgufTensor(name=name, type=kind, shape=shape, offset=start + offset, num_bytes=num_bytes)
+        for name, kind, shape, offset, num_bytes in entries
+    )
 
 
 def _broken(path: Path, problem: str) -> RefusedGguf:
