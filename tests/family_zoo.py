@@ -24,65 +24,19 @@ NOT_BUILT = {
 }
 """Decoders that are not tried, and why."""
 
-NOT_DECODERS = frozenset(
-    [
-        "bart",
-        "bert",
-        "bert-generation",
-        "big_bird",
-        "bigbird_pegasus",
-        "blenderbot",
-        "blenderbot-small",
-        "camembert",
-        "data2vec-text",
-        "electra",
-        "ernie",
-        "marian",
-        "mbart",
-        "megatron-bert",
-        "mvp",
-        "pegasus",
-        "plbart",
-        "prophetnet",
-        "reformer",
-        "rembert",
-        "roberta",
-        "roberta-prelayernorm",
-        "roc_bert",
-        "roformer",
-        "trocr",
-        "whisper",
-        "xlm-roberta",
-        "xlm-roberta-xl",
-        "xmod",
-    ]
-)
+NOT_DECODERS = frozenset({
+    "bart", "bert", "bert-generation", "big_bird", "bigbird_pegasus", "blenderbot", "blenderbot-small", "camembert",
+    "data2vec-text", "electra", "ernie", "marian", "mbart", "megatron-bert", "mvp", "pegasus", "plbart",
+    "prophetnet", "reformer", "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "trocr",
+    "whisper", "xlm-roberta", "xlm-roberta-xl", "xmod",
+})  # fmt: skip
 """Encoders and encoder-decoders whose decoder transformers also offers as a causal model."""
 
-WRAPPERS = frozenset(
-    [
-        "blt",
-        "dots3_note",
-        "emu3",
-        "fuyu",
-        "gemma3",
-        "gemma3n",
-        "gemma4",
-        "gemma4_unified",
-        "git",
-        "got_ocr2",
-        "llama4",
-        "mllama",
-        "moshi",
-        "moss_transcribe_diarize",
-        "musicgen",
-        "musicgen_melody",
-        "phi4_multimodal",
-        "qwen3_5",
-        "qwen3_5_moe",
-        "qwen4_exp",
-    ]
-)
+WRAPPERS = frozenset({
+    "blt", "dots3_note", "emu3", "fuyu", "gemma3", "gemma3n", "gemma4", "gemma4_unified", "git", "got_ocr2",
+    "llama4", "mllama", "moshi", "moss_transcribe_diarize", "musicgen", "musicgen_melody", "phi4_multimodal",
+    "qwen3_5", "qwen3_5_moe", "qwen4_exp",
+})  # fmt: skip
 """Models around a decoder (vision, audio, bytes); their text decoder is a family of its own."""
 
 LAYERS = 4
@@ -93,7 +47,7 @@ SMALL: dict[str, Any] = {
     "n_embd": 64, "n_layer": LAYERS, "n_head": 4, "n_positions": 256, "n_ctx": 256, "n_inner": 96,
     "d_model": 64, "n_layers": LAYERS, "n_heads": 4, "num_layers": LAYERS, "num_heads": 4, "ffn_dim": 96,
     "sliding_window": 8, "window_size": 8, "attention_window_size": 8, "sliding_window_size": 8, "local_attention": 8,
-    "attention_chunk_size": 16,
+    "attention_chunk_size": 16, "use_sliding_window": True,
     "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "moe_num_experts": 4, "num_experts_per_tok": 2,
     "num_experts_per_token": 2, "moe_topk": 2, "moe_k": 2, "n_group": 1, "topk_group": 1, "num_expert_group": 1,
     "n_shared_experts": 1, "num_shared_experts": 1, "moe_num_shared_experts": 1, "moe_intermediate_size": 32,
@@ -126,6 +80,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "ctrl": {"dff": 96},
     "cwm": {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0},
     "deepseek_v4": {"o_groups": 2, "o_lora_rank": 16},
+    "dory": {"layer_types": SLIDING, "n_input_layers": 1, "n_recurrent_layers": 2, "n_output_layers": 1},
     "falcon_h1": {"mamba_d_ssm": 128},
     "gemma3n_text": {
         "layer_types": SLIDING, "num_kv_shared_layers": 2, "vocab_size_per_layer_input": VOCAB,
@@ -144,6 +99,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * (LAYERS // 2)},
     "longcat_flash": {"zero_expert_num": 2, "ffn_hidden_size": 96, "expert_ffn_hidden_size": 32},
     "mamba2": {"num_heads": 8},
+    "minicpm3": {"scale_emb": 1},
     "minimax_m3_vl_text": {"index_block_size": 4, "index_topk_blocks": 2},
     "modernbert-decoder": {
         "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2,
@@ -158,7 +114,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     },
     "xlm": {"pad_token_id": 2, "emb_dim": 64},
     "xlnet": {"d_inner": 96},
-    "zaya": {"num_experts_per_tok": 1},
+    "zaya": {"num_experts_per_tok": 1, "layer_types": ["hybrid", "hybrid_sliding"] * (LAYERS // 2)},
 }  # fmt: skip
 """Fields that the rule gets wrong, by family."""
 
@@ -173,6 +129,8 @@ def small_config(model_type: str) -> Any:
         kinds = fields.get(name)
         if kinds:
             distinct = list(dict.fromkeys(kinds))
+            if distinct == ["full_attention"] and "sliding_window" in fields:
+                distinct = SLIDING
             chosen[name] = [distinct[i % len(distinct)] for i in range(LAYERS)]
     if "qk_rope_head_dim" in fields and model_type != "deepseek_v4":
         chosen["num_key_value_heads"] = SMALL["num_attention_heads"]

@@ -231,7 +231,7 @@ def packed_attention(
             attended = _written_out(q, k, v, visible, scaling, softcap, s_aux)
         in_order = attended.transpose(1, 2)  # [n, L, heads, Dv]
         if count * length == num_tokens:
-            return in_order.reshape(1, num_tokens, heads, width), None
+            return in_order.reshape(1, num_tokens, heads, width).contiguous(), None
         if output is None:
             output = value.new_empty(1, num_tokens, heads, width)
         torch.unflatten(output[0, start:stop], 0, (count, length)).copy_(in_order)

@@ -6,6 +6,7 @@ then runs through the family's own code between base model and head, so a scale 
 looked up. It can fail for reasons that say nothing about the state; then the answer is "not checked" with the reason.
 """
 
+import copy
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.initialization import no_init_weights
 
+from extract.engine.torch_attention import Group, packed_pass
 from extract.engine.torch_decoder import TorchDecoder
 
 
@@ -55,8 +57,10 @@ def head_input(decoder: TorchDecoder, input_ids: torch.Tensor) -> str:
     if isinstance(with_head, str):
         return f"not checked ({with_head})"
     state = decoder.states(input_ids, [0, len(input_ids)])
+    length = len(input_ids)
     try:
-        with_head(input_ids=input_ids[None].to(decoder.device), use_cache=False)
+        with packed_pass((Group(0, 1, length),), length):  # does nothing where the family's own attention runs
+            with_head(input_ids=input_ids[None].to(decoder.device), use_cache=False)
     except _HeadReached as reached:
         return _compared(state, reached.given)
     except _TransformedBefore as error:
@@ -73,7 +77,7 @@ def _with_head(model: Any) -> Any:
     except KeyError:
         return f"no class with a head is known for {type(model.config).__name__}"
     with torch.device("meta"), no_init_weights():
-        with_head = head_class._from_config(model.config, dtype=model.dtype)
+        with_head = head_class._from_config(copy.deepcopy(model.config), dtype=model.dtype)
     with_head.eval()
     # Not `base_model_prefix`: families whose decoder is part of a larger model name another slot there.
     slots = [name for name, child in with_head.named_children() if type(child) is type(model)]

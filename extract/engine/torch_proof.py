@@ -104,10 +104,12 @@ def prove(
     bound = _bound_of(model, family) if tolerance is None else tolerance
     draw = _Draw(vocab_size(model) if vocab is None else vocab, seed)
     probe = draw.row(min(8, max_input_tokens)).to(device)
-    final_norm = find_final_norm(model.to(device).eval(), probe, allow_no_final_norm=allow_no_final_norm)
+    final_norm = find_final_norm(model.to(device).eval(), probe, allow_no_final_norm=True)
     plain = TorchDecoder(model, layout="dense", device=device, final_norm=final_norm)
     try:
         _check_causal(plain, draw, max_input_tokens, family, bound)
+        if final_norm.how == "none" and not allow_no_final_norm:
+            find_final_norm(model, probe)  # raises: consent is asked for only where the rest is right
         ids = [draw.row(min(length, max_input_tokens)) for length in PROBE_LENGTHS]
         rows = _Rows(ids, [plain.states(row, [0, len(row)]) for row in ids])
         seen_by_head = head_input(plain, probe)
