@@ -73,7 +73,7 @@ def encoded_rows(rows: TokenRows, states: States, spec: StatesSpec, source_bytes
 
 
 def record_batch(
-    part: EncodedRows, rows: TokenRows, source: pa.RecordBatch, first_row: int, spec: StatesSpec, schema: pa.Schema
+    part: EncodedRows, rows: TokenRows, source: pa.RecordBatch, positions: Int64, spec: StatesSpec, schema: pa.Schema
 ) -> pa.RecordBatch:
     """One part as a record batch of the output schema.
 
@@ -81,7 +81,7 @@ def record_batch(
         part: rows `start` to `stop` of the window, with their states.
         rows: the window.
         source: the R source rows' id (if any) and carried columns, in the order and with the types of `schema`.
-        first_row: position in the source of the window's row 0.
+        positions: int64 [R], where the R source rows stand in the source.
         spec: what is written.
         schema: the job's output schema.
     """
@@ -91,7 +91,7 @@ def record_batch(
     lengths = np.diff(offsets).astype(np.int32)
     outcome = np.where(kept, rows.outcome[own], OUTCOME_CODE[Outcome.NON_FINITE]).astype(np.int8)
     columns: dict[str, pa.Array] = {
-        names.ROW: pa.array(index.astype(np.int64) + first_row),
+        names.ROW: pa.array(positions[index]),
         names.CHUNK: pa.array(rows.chunk[own]),
         names.OUTCOME: pa.DictionaryArray.from_arrays(pa.array(outcome), names.OUTCOME_VALUES),
         names.NUM_TOKENS: pa.array(lengths),

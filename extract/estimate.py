@@ -86,11 +86,11 @@ def estimate(plan: Plan, source: Source, tokenizer: RowTokenizer, output: Path |
     exact = plan.num_rows is not None and tally.sampled_rows >= plan.num_rows
     scale = 1.0 if exact or plan.num_rows is None or not tally.sampled_rows else plan.num_rows / tally.sampled_rows
     num_tokens = round(tally.num_tokens * scale)
-    speed = plan.contract.measured.tokens_per_s
+    speed = plan.engine.measured.tokens_per_s
     return Estimate(
         num_rows=plan.num_rows,
         num_shards=plan.num_shards,
-        rows_per_shard=plan.rows_per_shard,
+        rows_per_shard=plan.record.rows_per_shard,
         sampled_rows=tally.sampled_rows,
         exact=exact,
         outcomes={str(OUTCOMES[code]): round(count * scale) for code, count in sorted(tally.outcomes.items())},
@@ -168,12 +168,12 @@ def _sample(plan: Plan, source: Source) -> Iterator[tuple[pa.RecordBatch, int]]:
 
 def _bytes(plan: Plan, tally: _Tally, scale: float) -> int:
     """Everything but the states by writing sampled rows without any; the states by their size and usual compression."""
-    spec, width = plan.spec.states, plan.contract.output.width
+    spec, width = plan.spec.states, plan.engine.output.width
     stored = value_type(spec.dtype)
     count = tally.num_tokens if spec.kind == "tokens" else tally.num_rows_out
     ratio = 1.0
     if spec.compression == "zstd":
-        ratio = plan.contract.measured.stored_ratio.get(spec.dtype, USUAL_RATIO[spec.dtype])
+        ratio = plan.engine.measured.stored_ratio.get(spec.dtype, USUAL_RATIO[spec.dtype])
     state_bytes = count * (width * stored.bytes_per_value * ratio + (4 if stored.scaled else 0))
     if not tally.kept_rows:
         return round(state_bytes * scale) + 4096
@@ -195,13 +195,13 @@ def _write(plan: Plan, path: Path, kept: list[tuple[TokenRows, pa.RecordBatch]])
     from extract.schema import output_schema
 
     spec = replace(plan.spec.states, dtype="float16", normalize=False)
-    extra = [field for field in plan.schema if field.name in plan.spec.source.carry]
-    id_type = plan.schema.field("id").type if plan.spec.source.id_column is not None else None
+    extra = [field for field in plan.record.schema if field.name in plan.spec.source.carry]
+    id_type = plan.record.schema.field("id").type if plan.spec.source.id_column is not None else None
     schema = output_schema(spec, 1, id_type, extra, plan.spec.text.on_long == "chunk", {})
     writer = ShardWriter(path, schema, spec, 1, 0)
     for rows, source in kept:
         count = len(rows.input_ids) if spec.kind == "tokens" else int(np.count_nonzero(np.diff(rows.offsets)))
-        writer.write(rows, source, 0, np.zeros((count, 1), np.float32))
+        writer.write(rows, source, np.arange(len(rows.source_index)), np.zeros((count, 1), np.float32))
     return writer.close().num_bytes
 
 

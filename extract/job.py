@@ -9,17 +9,19 @@ manifest.json   all records and totals, written by finalize
 """
 
 import base64
-import contextlib
-import dataclasses
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
+from extract.canonical import digest
 from extract.errors import ExtractError, ResumeRefused
-from extract.planning import Plan, job_id
+from extract.records import Int64
+from extract.selection import Selection, parse_selection
 from extract.settings import parse
 from extract.spec import JobSpec, as_table
 from extract.store import clear_write_errors, create_once, sync_directory
@@ -88,11 +90,19 @@ class JobDirectory:
         return self.root / "manifest.json"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredJob:
-    """`job.json` as read back."""
+@dataclass(frozen=True, kw_only=True)
+class JobRecord:
+    """What `job.json` holds.
 
-    directory: JobDirectory
+    Attributes:
+        spec: resolved: nothing in it depends on who runs the job.
+        identity: what a resume must find unchanged, by field.
+        fingerprint: the source as it was planned.
+        num_rows: rows to read; `None` for a stream, whose last shard's commit record says that it was the last.
+        contract: the parts of the engine's contract that readers and `verify` need.
+        derived_from: job id and checkpoint of the output that this one was made from without a model, or `None`.
+    """
+
     spec: JobSpec
     identity: dict[str, Any]
     fingerprint: dict[str, Any]
@@ -100,7 +110,7 @@ class StoredJob:
     rows_per_shard: int
     schema: pa.Schema
     contract: dict[str, Any]
-    derived_from: dict[str, Any] | None
+    derived_from: dict[str, Any] | None = None
 
     @property
     def job_id(self) -> str:
@@ -112,9 +122,43 @@ class StoredJob:
         """How many shards there will be; `None` for a stream that has not ended."""
         return None if self.num_rows is None else max(1, -(-self.num_rows // self.rows_per_shard))
 
+    @cached_property
+    def selection(self) -> Selection | None:
+        """Which rows of the source; `None` means all, from 0 on."""
+        return None if self.spec.source.rows is None else parse_selection(self.spec.source.rows)
 
-def prepare(root: Path, plan: Plan, *, derived_from: dict[str, Any] | None = None) -> JobDirectory:
-    """Create the output directory for a plan, or check that it holds the same job.
+    def rows_at(self, first: int, last: int) -> Int64:
+        """Source positions of the rows that shards count as `first` to `last` (exclusive): int64 [last - first]."""
+        chosen = self.selection
+        return np.arange(first, last, dtype=np.int64) if chosen is None else chosen.positions(first, last)
+
+    def position_of(self, index: int) -> int:
+        """Source position of the row that shards count as `index`."""
+        return index if self.selection is None else int(self.selection.positions(index, index + 1)[0])
+
+    def shard_of(self, row: int) -> int | None:
+        """The shard that holds a source position, or `None` if no shard does."""
+        chosen = self.selection
+        index = row if chosen is None else chosen.index_of(row)
+        if index is None or index < 0 or (self.num_rows is not None and index >= self.num_rows):
+            return None
+        return index // self.rows_per_shard
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredJob(JobRecord):
+    """`job.json` as read back, and where it lies."""
+
+    directory: JobDirectory
+
+
+def job_id(identity: dict[str, Any]) -> str:
+    """First 16 hex digits of the identity's digest."""
+    return digest(identity)[:16]
+
+
+def prepare(root: Path, record: JobRecord) -> JobDirectory:
+    """Create the output directory for a job, or check that it holds the same one.
 
     Raises:
         OtherJob: it holds another one; the message names the first field that differs.
@@ -127,12 +171,12 @@ def prepare(root: Path, plan: Plan, *, derived_from: dict[str, Any] | None = Non
             if leftovers:
                 raise ForeignDirectory(path=root)
             root.mkdir(parents=True, exist_ok=True)
-        create_once(directory.job_file, _job_json(plan, derived_from))
-    check_same(read_job(root), plan)
+        create_once(directory.job_file, _job_json(record))
+    check_same(read_job(root), record)
     with clear_write_errors(root):
         for folder in (directory.data, directory.commits):
-            with contextlib.suppress(FileExistsError):
-                folder.mkdir()
+            if not folder.is_dir():
+                folder.mkdir(exist_ok=True)
                 sync_directory(root)
     return directory
 
@@ -170,13 +214,13 @@ def read_job(root: Path) -> StoredJob:
         raise NotAJob(path=root, problem=f"job.json does not parse: {type(error).__name__}: {error}") from None
 
 
-def check_same(stored: StoredJob, plan: Plan) -> None:
-    """Refuse unless the stored job and the plan ask for the same rows, numbers and columns.
+def check_same(stored: StoredJob, record: JobRecord) -> None:
+    """Refuse unless the stored job and this one ask for the same rows, numbers and columns.
 
     Raises:
         OtherJob: naming the first field that differs, with both values.
     """
-    difference = first_difference(stored.identity, json.loads(json.dumps(plan.identity)))
+    difference = first_difference(stored.identity, json.loads(json.dumps(record.identity)))
     if difference is not None:
         field, found, expected = difference
         raise OtherJob(path=stored.directory.root, field=field, found=found, expected=expected)
@@ -204,26 +248,18 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _job_json(plan: Plan, derived_from: dict[str, Any] | None) -> bytes:
-    contract = plan.contract
+def _job_json(record: JobRecord) -> bytes:
     table = {
         "format": FORMAT,
         "version": VERSION,
-        "job": plan.job_id,
-        "spec": as_table(plan.spec),
-        "identity": plan.identity,
-        "source": plan.fingerprint,
-        "num_rows": plan.num_rows,
-        "rows_per_shard": plan.rows_per_shard,
-        "schema": base64.b64encode(plan.schema.serialize().to_pybytes()).decode(),
-        "contract": {
-            "engine_id": contract.engine_id,
-            "checkpoint": dataclasses.asdict(contract.checkpoint),
-            "runtime": dataclasses.asdict(contract.runtime),
-            "device": dataclasses.asdict(contract.device),
-            "output": dataclasses.asdict(contract.output),
-            "fidelity": dataclasses.asdict(contract.fidelity),
-        },
-        "derived_from": derived_from,
+        "job": record.job_id,
+        "spec": as_table(record.spec),
+        "identity": record.identity,
+        "source": record.fingerprint,
+        "num_rows": record.num_rows,
+        "rows_per_shard": record.rows_per_shard,
+        "schema": base64.b64encode(record.schema.serialize().to_pybytes()).decode(),
+        "contract": record.contract,
+        "derived_from": record.derived_from,
     }
     return json.dumps(table, indent=1, ensure_ascii=False).encode() + b"\n"

@@ -95,10 +95,10 @@ def plan(spec: JobSpec) -> PlannedJob:
         job.source.close()
     if job.output is not None:
         if (job.output / "job.json").is_file():
-            check_same(read_job(job.output), job.plan)
+            check_same(read_job(job.output), job.plan.record)
         else:
             check_space(found, job.plan, job.output)
-    contract = job.plan.contract
+    contract = job.plan.engine
     engine = {
         "path": str(job.engine),
         "id": contract.engine_id,
@@ -112,7 +112,7 @@ def plan(spec: JobSpec) -> PlannedJob:
         "limits": asdict(contract.limits),
         "tokens_per_s": contract.measured.tokens_per_s,
     }
-    return PlannedJob(job=job.plan.job_id, spec=job.plan.spec, engine=engine, estimate=found)
+    return PlannedJob(job=job.plan.record.job_id, spec=job.plan.spec, engine=engine, estimate=found)
 
 
 def _known_fingerprint(spec: JobSpec) -> dict[str, Any] | None:

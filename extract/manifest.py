@@ -7,12 +7,11 @@ killed ten times write the same manifest.
 import json
 from collections import Counter
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from extract.commits import BadRecord, Commit, read_commits
+from extract.commits import Commit, read_commits
 from extract.errors import VerificationFailed
-from extract.job import JobDirectory, StoredJob
+from extract.job import StoredJob
 from extract.store import replace_file
 
 FORMAT = "extract-manifest"
@@ -78,8 +77,8 @@ def tiling_problem(job: StoredJob, commits: list[Commit]) -> str | None:
     return None
 
 
-def finalize(job: StoredJob) -> dict[str, Any]:
-    """Write `manifest.json` from the commit records; does nothing if the same one is there.
+def manifest_bytes(job: StoredJob) -> bytes:
+    """What `manifest.json` must hold, from the commit records.
 
     Raises:
         NotTiled: a shard is missing, or the ranges do not cover every row exactly once.
@@ -95,27 +94,19 @@ def finalize(job: StoredJob) -> dict[str, Any]:
         "totals": asdict(totals(commits)),
         "shards": [_entry(commit) for commit in commits],
     }
-    content = json.dumps(manifest, indent=1, ensure_ascii=False).encode() + b"\n"
+    return json.dumps(manifest, indent=1, ensure_ascii=False).encode() + b"\n"
+
+
+def finalize(job: StoredJob) -> None:
+    """Write `manifest.json`; does nothing if the same one is there.
+
+    Raises:
+        NotTiled: see `manifest_bytes`.
+    """
+    content = manifest_bytes(job)
     path = job.directory.manifest
     if not path.is_file() or path.read_bytes() != content:
         replace_file(path, content)
-    return manifest
-
-
-def read_manifest(directory: JobDirectory) -> dict[str, Any]:
-    """`manifest.json` of a finished job.
-
-    Raises:
-        BadRecord: it does not parse or is of another version.
-    """
-    path: Path = directory.manifest
-    try:
-        table = json.loads(path.read_bytes())
-        if table["format"] != FORMAT or table["version"] != VERSION:
-            raise BadRecord(path=path, problem=f"version {table['version']!r}, {VERSION} expected", job=directory.root)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise BadRecord(path=path, problem=f"cannot be read ({error})", job=directory.root) from None
-    return dict(table)
 
 
 def _entry(commit: Commit) -> dict[str, Any]:

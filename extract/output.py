@@ -149,6 +149,16 @@ class Output:
             self._shard = ShardFile(self.job, read_commit(commit_path(self.job.directory.commits, number)))
         return self._shard
 
+    def rows_of_shard(self, number: int, places: Sequence[int]) -> Iterator[Row]:
+        """Some rows of a finished shard, by their ascending places in its file."""
+        shard = self.shard(number)
+        before = part = 0
+        for place in places:
+            while place - before >= shard.batch(part).num_rows:
+                before += shard.batch(part).num_rows
+                part += 1
+            yield self._row_of(shard.batch(part), place - before)
+
     def dataset(self) -> "pyarrow.dataset.Dataset":
         """All finished shards as a pyarrow dataset: scanned lazily, filtered and projected; states as stored."""
         files = [str(self.job.directory.data / commit.data) for commit in self.shards]
@@ -198,10 +208,13 @@ class Output:
         )
 
     def _shard_of(self, row: int) -> int:
-        end = self.job.num_rows
-        if row < 0 or (end is not None and row >= end):
-            raise NoSuchRow(path=self.path, row=row, problem=f"the source has {end or 0:,} rows, counted from 0")
-        shard = row // self.job.rows_per_shard
+        shard = self.job.shard_of(row)
+        if shard is None:
+            rows = "?" if self.job.num_rows is None else f"{self.job.num_rows:,}"
+            problem = f"the source has {rows} rows, counted from 0"
+            if self.job.selection is not None:
+                problem = f"it is not among the {rows} rows that the job selected"
+            raise NoSuchRow(path=self.path, row=row, problem=problem)
         if not commit_path(self.job.directory.commits, shard).exists():
             raise NoSuchRow(path=self.path, row=row, problem=f"shard {shard} is not finished; run the job again")
         return shard

@@ -63,7 +63,7 @@ class Computed:
 
 def window_limits(plan: Plan) -> WindowLimits:
     """How much is sorted and held at once: at least one full pass, else what WINDOW_BYTES of states allow."""
-    width_bytes = 4 * plan.contract.output.width if plan.spec.states.kind == "tokens" else 1
+    width_bytes = 4 * plan.engine.output.width if plan.spec.states.kind == "tokens" else 1
     held = min(WINDOW_TOKENS, WINDOW_BYTES // width_bytes)
     max_tokens, max_sequences = plan.spec.run.max_tokens, plan.spec.run.max_sequences
     assert max_tokens is not None and max_sequences is not None  # resolved by make_plan
@@ -73,10 +73,11 @@ def window_limits(plan: Plan) -> WindowLimits:
 def prepared(worker: Worker, shards: Iterable[int]) -> Iterator[Window]:
     """Read and tokenise the shards, window by window."""
     limits, carried = window_limits(worker.plan), carried_columns(worker.plan.spec.source)
+    at = worker.plan.record.position_of
     for shard in shards:
         start, stop = worker.plan.rows_of(shard)
         with blaming(shard):
-            for window in windows_of(shard, start, stop, worker.source, worker.tokenizer, limits, carried):
+            for window in windows_of(shard, start, stop, worker.source, worker.tokenizer, limits, carried, at):
                 worker.progress.spent("read+tokenise", window.seconds)
                 yield window
                 if window.at_end and worker.plan.num_rows is None:
@@ -85,7 +86,7 @@ def prepared(worker: Worker, shards: Iterable[int]) -> Iterator[Window]:
 
 def computed(worker: Worker, windows: Iterable[Window]) -> Iterator[Computed]:
     """Run the forward passes of each window; out of memory halves the token budget once and says so."""
-    run, contract = worker.plan.spec.run, worker.plan.contract
+    run, contract = worker.plan.spec.run, worker.plan.engine
     assert run.max_tokens is not None and run.max_sequences is not None  # resolved by make_plan
     budget = TokenBudget(
         max_tokens=run.max_tokens, max_sequences=run.max_sequences, equal_length=contract.runtime.layout == "dense"
@@ -105,16 +106,15 @@ def computed(worker: Worker, windows: Iterable[Window]) -> Iterator[Computed]:
                 worker.progress.say(f"{error} Going on with {budget.max_tokens:,} tokens a pass.")
                 states = _states_of(worker, window.piece.rows, budget)
         seconds = time.perf_counter() - clock
-        worker.progress.spent("forward", seconds)
         yield Computed(window=window, states=states, seconds=seconds, max_tokens=budget.max_tokens)
 
 
 def _states_of(worker: Worker, rows: TokenRows, budget: TokenBudget) -> States:
     kind = worker.plan.spec.states.kind
-    dtype = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}[worker.plan.contract.output.dtype]
+    dtype = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}[worker.plan.engine.output.dtype]
     if kind == "mean":
         dtype = np.float32
-    width = worker.plan.contract.output.width
+    width = worker.plan.engine.output.width
     has_tokens = np.diff(rows.offsets) > 0
     place = np.cumsum(has_tokens) - 1
     count = len(rows.input_ids) if kind == "tokens" else int(np.count_nonzero(has_tokens))
@@ -123,7 +123,9 @@ def _states_of(worker: Worker, rows: TokenRows, budget: TokenBudget) -> States:
         if worker.stop.is_set():
             raise _Stopped
         where = token_positions(rows.offsets, batch.members) if kind == "tokens" else place[batch.members]
+        clock = time.perf_counter()
         states[where] = worker.runtime.hidden_states(batch, kind)
+        worker.progress.spent("forward", time.perf_counter() - clock)
         worker.progress.advance(tokens=batch.num_tokens)
     return states
 

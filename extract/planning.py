@@ -10,9 +10,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from extract.canonical import canonical_json, digest
+from extract.canonical import canonical_json
 from extract.engine.contract import Contract
 from extract.errors import SpecError
+from extract.job import JobRecord, job_id
 from extract.schema import output_schema
 from extract.sources import SourceLayout, identity
 from extract.spec import JobSpec, SourceSpec, as_table
@@ -33,45 +34,54 @@ class BeyondEngine(SpecError):
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A job, resolved: nothing in it depends on who runs it or when.
+    """A job, resolved, with the engine that it was resolved against. Nothing in it depends on who runs it or when."""
 
-    Attributes:
-        spec: with every `None` that depends on the engine filled in.
-        identity: what a resume must find unchanged, by field.
-        num_rows: rows of the source; `None` for a stream, whose last shard's commit record says that it was the last.
-    """
-
-    spec: JobSpec
-    contract: Contract
-    identity: dict[str, Any]
-    fingerprint: dict[str, Any]
-    num_rows: int | None
-    rows_per_shard: int
-    max_input_tokens: int
-    schema: pa.Schema
+    record: JobRecord
+    engine: Contract
 
     @property
-    def job_id(self) -> str:
-        """First 16 hex digits of the identity's digest."""
-        return job_id(self.identity)
+    def spec(self) -> JobSpec:
+        """Every `None` that depends on the engine is filled in."""
+        return self.record.spec
+
+    @property
+    def num_rows(self) -> int | None:
+        """Rows to read; `None` for a stream."""
+        return self.record.num_rows
 
     @property
     def num_shards(self) -> int | None:
         """How many shards; a source without rows still has one, an empty file with the schema."""
-        return None if self.num_rows is None else max(1, -(-self.num_rows // self.rows_per_shard))
+        return self.record.num_shards
+
+    @property
+    def max_input_tokens(self) -> int:
+        """Most tokens of a row."""
+        resolved = self.spec.text.max_input_tokens
+        assert resolved is not None  # by make_plan
+        return resolved
+
+    @property
+    def max_tokens(self) -> int:
+        """Token budget of a pass."""
+        resolved = self.spec.run.max_tokens
+        assert resolved is not None  # by make_plan
+        return resolved
+
+    @property
+    def max_sequences(self) -> int:
+        """Most sequences of a pass."""
+        resolved = self.spec.run.max_sequences
+        assert resolved is not None  # by make_plan
+        return resolved
 
     def rows_of(self, shard: int) -> tuple[int, int]:
         """First row and one past the last of a shard; for a stream the end may lie beyond the last row."""
-        start = shard * self.rows_per_shard
-        stop = start + self.rows_per_shard
+        start = shard * self.record.rows_per_shard
+        stop = start + self.record.rows_per_shard
         return start, stop if self.num_rows is None else min(stop, self.num_rows)
-
-
-def job_id(identity: dict[str, Any]) -> str:
-    """First 16 hex digits of the identity's digest."""
-    return digest(identity)[:16]
 
 
 def make_plan(spec: JobSpec, contract: Contract, layout: SourceLayout) -> Plan:
@@ -94,16 +104,22 @@ def make_plan(spec: JobSpec, contract: Contract, layout: SourceLayout) -> Plan:
         run=run,
     )
     asked = _identity(spec, contract, layout)
-    return Plan(
+    record = JobRecord(
         spec=spec,
-        contract=contract,
         identity=asked,
         fingerprint=layout.fingerprint,
         num_rows=layout.num_rows,
         rows_per_shard=rows_per_shard,
-        max_input_tokens=max_input_tokens,
         schema=_schema(spec, contract, layout, asked),
+        contract=_kept(contract),
     )
+    return Plan(record=record, engine=contract)
+
+
+def _kept(contract: Contract) -> dict[str, Any]:
+    """What an output keeps of the contract of the engine that makes it."""
+    parts = ("checkpoint", "runtime", "device", "output", "fidelity")
+    return {"engine_id": contract.engine_id, **{part: dataclasses.asdict(getattr(contract, part)) for part in parts}}
 
 
 def carried_columns(source: SourceSpec) -> tuple[str, ...]:

@@ -32,6 +32,9 @@ class Outcome(StrEnum):
 OUTCOMES: tuple[Outcome, ...] = tuple(Outcome)
 OUTCOME_CODE: dict[Outcome, int] = {outcome: code for code, outcome in enumerate(OUTCOMES)}
 
+STATELESS = frozenset({Outcome.EMPTY, Outcome.NULL, Outcome.BAD_TEXT, Outcome.TOO_LONG, Outcome.NON_FINITE})
+"""Outcomes of rows for which no state is stored."""
+
 NOT_COUNTED = -1
 """`num_tokens_original` of a text so long that it was cut before it was tokenised."""
 

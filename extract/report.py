@@ -11,12 +11,14 @@ import click
 from extract.progress import duration
 
 if TYPE_CHECKING:
+    from extract.derivation import Derived
     from extract.engine.contract import Contract
     from extract.engine.families import Family
     from extract.inspection import Inspection
     from extract.jobs import PlannedJob
     from extract.runners.local import Summary
     from extract.status import Status
+    from extract.verification import Verification
 
 T = TypeVar("T")
 
@@ -152,6 +154,36 @@ def output_text(found: "Inspection") -> str:
 def sample_text(found: Mapping[str, Any]) -> str:
     """A written sample."""
     return f"{found['path']}: {found['rows']:,} rows, columns {', '.join(found['columns'])}"
+
+
+def verification_text(found: "Verification") -> str:
+    """A passed verification."""
+    state = "complete" if found.complete else "correct so far, not complete"
+    lines = [
+        f"verified   {found.path}: {state}; {found.num_rows:,} source rows, {found.num_rows_out:,} rows in "
+        f"{found.num_shards:,} shards, {_size(found.num_bytes)}",
+        "checked    hashes, sizes, schema, row order and count, outcomes, states per row, finite values"
+        + (", tiling, manifest" if found.complete else ""),
+    ]
+    if found.recomputed:
+        lines.append(
+            f"recomputed {found.recomputed:,} rows with the plain model: largest relative error {found.worst:.1e}, "
+            f"bound {found.recompute_bound:.1e}"
+        )
+    lines += [f"note       {note}" for note in found.notes]
+    return "\n".join(lines)
+
+
+def derived_text(found: "Derived") -> str:
+    """An output made from another one."""
+    return "\n".join(
+        [
+            f"complete   {found.path}: made from {found.made_from} without the model (job {found.job})",
+            f"this run   {found.num_shards_made:,} shards in {duration(found.seconds)}",
+            *_totals_lines(found.totals),
+            f"next       extract verify {found.path}",
+        ]
+    )
 
 
 def families_text(families: Mapping[str, "Family"]) -> str:

@@ -6,7 +6,7 @@ source happened to hand rows out: that is what makes the same shard give the sam
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -75,10 +75,12 @@ def windows_of(
     tokenizer: RowTokenizer,
     limits: WindowLimits,
     carried: tuple[str, ...],
+    position_of: Callable[[int], int],
 ) -> Iterator[Window]:
     """Read rows `start` to `stop`, tokenise them and cut windows; always yields at least one, and the last `closes`.
 
     `carried` are the source columns that go to the output, id first; the input column is dropped once it is tokenised.
+    `position_of` turns a row's count into its position in the source, for messages.
     """
     layout = source.layout().schema
     pending = _Pending(start, pa.schema([layout.field(name) for name in carried]))
@@ -88,7 +90,7 @@ def windows_of(
         want = min(stop - row, read_rows)
         got = 0
         for batch in source.read(row, row + want, want):
-            pending.add(batch, tokenizer.tokenize(batch.column(0), row + got))
+            pending.add(batch, tokenizer.tokenize(batch.column(0), position_of(row + got)))
             got += batch.num_rows
             read_rows = _next_read(batch)
         row += got
@@ -107,8 +109,8 @@ def windows_of(
 
 def _next_read(batch: pa.RecordBatch) -> int:
     """Rows to ask for next, so that a read holds about READ_BYTES however long the texts are."""
-    num_bytes: int = batch.nbytes
-    return max(1, min(MAX_READ_ROWS, READ_BYTES * batch.num_rows // max(1, num_bytes)))
+    num_bytes, num_rows = int(batch.nbytes), int(batch.num_rows)
+    return max(1, min(MAX_READ_ROWS, READ_BYTES * num_rows // max(1, num_bytes)))
 
 
 class _Pending:

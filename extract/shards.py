@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from extract.commits import Commit, commit_path, read_commit, shard_name, write_commit
 from extract.errors import OutOfSpace
@@ -44,6 +45,7 @@ def written(worker: Worker, directory: JobDirectory, items: Iterable[Computed]) 
         for item in items:
             window, piece = item.window, item.window.piece
             clock = time.perf_counter()
+            positions = worker.plan.record.rows_at(piece.first_row, piece.first_row + piece.num_rows)
             with blaming(window.shard):
                 if window.opens:
                     _keep_reserve(worker, directory)
@@ -51,7 +53,7 @@ def written(worker: Worker, directory: JobDirectory, items: Iterable[Computed]) 
                     seconds = dict.fromkeys(STAGES, 0.0)
                     doubled_bos = 0
                 assert writer is not None  # the first window of a shard opens it
-                writer.write(piece.rows, piece.source, piece.first_row, item.states)
+                writer.write(piece.rows, piece.source, positions, item.states)
                 facts = writer.close() if window.closes else None
             spent = time.perf_counter() - clock
             worker.progress.spent("write", spent)
@@ -60,7 +62,7 @@ def written(worker: Worker, directory: JobDirectory, items: Iterable[Computed]) 
                 seconds[stage] += more
             if facts is not None:
                 closed, writer = writer, None
-                yield _commit(directory, closed, _record(worker, item, facts, seconds, doubled_bos))
+                yield commit_file(directory, closed.path, _record(worker, item, facts, seconds, doubled_bos))
     finally:
         if writer is not None:
             writer.abort()
@@ -84,9 +86,9 @@ def _record(worker: Worker, last: Computed, facts: ShardFacts, seconds: dict[str
         overflowed=facts.overflowed,
         doubled_bos=doubled_bos,
         worker={
-            "engine": plan.contract.engine_id,
-            "device": plan.contract.device.name,
-            "runtime": f"{plan.contract.runtime.name} {plan.contract.runtime.version}",
+            "engine": plan.engine.engine_id,
+            "device": plan.engine.device.name,
+            "runtime": f"{plan.engine.runtime.name} {plan.engine.runtime.version}",
             "max_tokens": last.max_tokens,
             "max_sequences": plan.spec.run.max_sequences,
         },
@@ -108,7 +110,7 @@ def _open_writer(worker: Worker, directory: JobDirectory, shard: int) -> ShardWr
     path = directory.tmp / f"{shard_name(shard)}.{os.getpid()}-{secrets.token_hex(4)}"
     plan = worker.plan
     return ShardWriter(
-        path, plan.schema, plan.spec.states, plan.contract.output.width, shard, plan.spec.text.on_non_finite
+        path, plan.record.schema, plan.spec.states, plan.engine.output.width, shard, plan.spec.text.on_non_finite
     )
 
 
@@ -118,8 +120,9 @@ def _keep_reserve(worker: Worker, directory: JobDirectory) -> None:
         raise ReserveReached(path=directory.root, free=free, reserve=reserve)
 
 
-def _commit(directory: JobDirectory, closed: ShardWriter, commit: Commit) -> Finished:
-    publish(closed.path, directory.data / commit.data)
+def commit_file(directory: JobDirectory, path: Path, commit: Commit) -> Finished:
+    """Publish a finished shard file and create its record, unless another worker's record is there."""
+    publish(path, directory.data / commit.data)
     if write_commit(directory.commits, commit):
         return Finished(commit, won=True)
     winner = read_commit(commit_path(directory.commits, commit.shard))

@@ -94,13 +94,13 @@ class ShardWriter:
             self._arrow = pa.PythonFile(self._file, mode="w")
             self._ipc = pa.ipc.new_file(self._arrow, schema, options=_write_options(states))
 
-    def write(self, rows: TokenRows, source: pa.RecordBatch, first_row: int, states: States) -> None:
+    def write(self, rows: TokenRows, source: pa.RecordBatch, positions: Int64, states: States) -> None:
         """Append one window.
 
         Args:
             rows: N output rows with T tokens.
             source: id (if asked) and carried columns of the R source rows.
-            first_row: position in the source of the window's row 0.
+            positions: int64 [R], where the window's source rows stand in the source.
             states: [T, H] for kind "tokens", else one for each row that has tokens, in row order.
 
         Raises:
@@ -113,8 +113,8 @@ class ShardWriter:
         source_bytes = bytes_by_row(source, int(rows.source_index[-1]) + 1)
         for part in encoded_rows(rows, states, self._spec, source_bytes):
             if self._on_non_finite == "error" and part.faults.any():
-                self._refuse(part, rows, first_row)
-            batch = record_batch(part, rows, source, first_row, self._spec, self._schema)
+                self._refuse(part, rows, positions)
+            batch = record_batch(part, rows, source, positions, self._spec, self._schema)
             with clear_write_errors(self.path):
                 self._ipc.write_batch(batch)
             self._num_batches += 1
@@ -146,11 +146,11 @@ class ShardWriter:
         self._file.drop()
         self.path.unlink(missing_ok=True)
 
-    def _refuse(self, part: EncodedRows, rows: TokenRows, first_row: int) -> None:
+    def _refuse(self, part: EncodedRows, rows: TokenRows, positions: Int64) -> None:
         """Raise for the first state of a part that cannot be stored."""
         first = int(np.flatnonzero(part.encoded.bad)[0])
         owner = int(part.owners[first])
-        row = first_row + int(rows.source_index[part.start + owner])
+        row = int(positions[rows.source_index[part.start + owner]])
         if part.encoded.faults[first] == Fault.ZERO_NORM:
             raise ZeroState(shard=self._shard, row=row)
         state = as_float32(part.states[first : first + 1])[0]

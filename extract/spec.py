@@ -36,6 +36,8 @@ class SourceSpec:
     """Columns copied to the output as they are."""
     limit: int | None = None
     """Only the first rows of the source."""
+    rows: str | None = None
+    """Only these positions of the source: "0-99,250"."""
     name: str | None = None
     """Configuration name of a Hugging Face dataset."""
     split: str = "train"
@@ -45,6 +47,8 @@ class SourceSpec:
     def __post_init__(self) -> None:
         if self.limit is not None and self.limit < 0:
             raise ValueError("limit: a whole number, 0 or more")
+        if self.rows is not None and self.streaming:
+            raise ValueError("rows: left out with streaming = true, which has no random access")
         if not self.paths or not all(self.paths):
             raise ValueError("path: a file, a directory, a glob or a dataset name")
 

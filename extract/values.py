@@ -42,7 +42,7 @@ class Encoded:
     """States as they are stored.
 
     Attributes:
-        values: [K, H] of the type's `storage`; rows with a fault hold no meaning.
+        values: [K, H] of the type's `storage`; of a state with a fault neither values nor scale mean anything.
         scales: float32 [K] for a scaled type, else `None`.
         faults: uint8 [K], codes of `Fault`.
     """
@@ -155,9 +155,7 @@ class _Int8:
             rotated /= np.where(fine & (scale > 0), scale, np.float32(1))[:, None]
             np.rint(rotated, out=rotated)
             values[part] = np.clip(rotated, -127, 127, out=rotated)
-        faults = _faults(states, scales[:, None])
-        scales[faults != Fault.NONE] = 0
-        return Encoded(values=values, scales=scales, faults=faults)
+        return Encoded(values=values, scales=scales, faults=_faults(states, scales[:, None]))
 
     def decode(self, values: npt.NDArray[Any], scales: Float32 | None = None) -> Float32:
         if scales is None:

@@ -80,7 +80,8 @@ def write_shard(
     states = random_states(rows, spec.kind) if states is None else states
     source = carried(int(rows.source_index[-1]) + 1) if source is None else source
     writer = ShardWriter(path, schema_for(spec, **schema_options), spec, states.shape[1], shard)
-    writer.write(rows, source, first_row, states)
+    num_rows = int(rows.source_index[-1]) + 1 if len(rows.source_index) else 0
+    writer.write(rows, source, np.arange(first_row, first_row + num_rows), states)
     return writer.close()
 
 

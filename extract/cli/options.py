@@ -37,6 +37,7 @@ JOB_OPTIONS = (
     JobOption("source", "id_column", "--id-column", "Column copied to the output as `id`.", "NAME"),
     JobOption("source", "carry", "--carry", "Column copied as it is; may be given several times.", "NAME"),
     JobOption("source", "limit", "--limit", "Only the first rows of the source.", "ROWS"),
+    JobOption("source", "rows", "--rows", "Only these positions of the source, such as 0-99,250.", "RANGES"),
     JobOption("source", "name", "--dataset-config", "Configuration of a Hugging Face dataset.", "NAME"),
     JobOption("source", "split", "--split", "Split of a Hugging Face dataset.", "NAME"),
     JobOption("source", "revision", "--revision", "Branch, tag or commit of a Hugging Face dataset.", "REV"),

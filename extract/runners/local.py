@@ -90,7 +90,7 @@ def run(spec: JobSpec, *, progress: Progress | None = None, runtime: Runtime | N
     job = open_job(spec)
     try:
         assert job.output is not None  # checked above
-        directory = prepare(job.output, job.plan)
+        directory = prepare(job.output, job.plan.record)
         return run_in(job, directory, progress, runtime)
     finally:
         job.source.close()
@@ -249,7 +249,7 @@ def _summary(
     commits = read_commits(directory.commits)
     return Summary(
         path=str(directory.root),
-        job=plan.job_id,
+        job=plan.record.job_id,
         complete=True,
         num_shards_total=plan.num_shards or len(commits),
         num_shards_made=made,

@@ -1,5 +1,6 @@
 """Where rows come from. `open_source` picks the implementation and imports only that one."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from extract.sources.base import Source, SourceLayout, identity
@@ -21,6 +22,11 @@ def open_source(spec: SourceSpec, known: dict[str, Any] | None = None) -> Source
     Raises:
         SourceError: nothing there, an unknown format or several; each message says what was found.
     """
+    if spec.rows is not None:
+        from extract.selection import SelectedRows, parse_selection
+
+        selection = parse_selection(spec.rows)
+        return SelectedRows(open_source(replace(spec, rows=None), known), selection, spec.rows)
     from extract.sources.formats import choose_format
 
     chosen = choose_format(spec)

@@ -1,0 +1,109 @@
+"""`extract verify`, `extract reprocess`."""
+
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+
+from extract.cli.options import json_option
+from extract.records import Outcome
+from extract.report import derived_text, emit, summary_text, verification_text
+from extract.spec import Compression, ValueType
+
+
+@click.command("verify")
+@click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
+@click.option(
+    "--recompute",
+    metavar="ROWS",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Also compute this many rows again with the plain model, and tokenise them again from the source.",
+)
+@click.option("--engine", metavar="DIR", type=click.Path(path_type=Path), help="Where the job's engine lies now.")
+@click.option("--repair", is_flag=True, help="Move shards that fail aside; the next run makes them again.")
+@json_option
+def verify_command(out: Path, recompute: int, engine: Path | None, repair: bool, as_json: bool) -> None:
+    """Check every shard of an output, finished or not, against its commit record.
+
+    Reads each file once, at the speed of the disk: hashes, sizes, schema, rows in order and complete, outcomes, states
+    per row, finite values, and that the shards tile the source. Needs no engine unless rows are recomputed.
+
+    \b
+    Example:
+        extract verify out --recompute 64
+    """
+    from extract.verification import verify
+
+    found = verify(
+        out, recompute=recompute, repair=repair, engine=engine, say=lambda message: click.echo(message, err=True)
+    )
+    emit(found, verification_text, as_json)
+
+
+@click.command("reprocess")
+@click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
+@click.option("-o", "--output", metavar="OUT2", required=True, type=click.Path(path_type=Path), help="New output.")
+@click.option("--shards", metavar="RANGES", help="With the engine: only these shards, such as 3,5-7.")
+@click.option("--rows", metavar="RANGES", help="With the engine: only these source rows, such as 0-99,250.")
+@click.option(
+    "--outcome",
+    "outcomes",
+    multiple=True,
+    type=click.Choice([str(outcome) for outcome in Outcome]),
+    help="With the engine: only rows that ended so; may be given several times.",
+)
+@click.option("--engine", metavar="DIR", help="With another engine than the one that made OUT.")
+@click.option("--cast", type=click.Choice(get_args(ValueType)), help="Another stored type.")
+@click.option("--pool", type=click.Choice(["last", "mean", "first"]), help="One state a row.")
+@click.option("--rows-per-shard", metavar="ROWS", type=click.IntRange(min=1), help="Another shard size.")
+@click.option("--compression", type=click.Choice(get_args(Compression)), help="Another compression.")
+@click.option("--compression-level", metavar="1-19", type=click.IntRange(1, 19), help="Of zstd.")
+@click.option("--quiet", is_flag=True, help="No progress on stderr.")
+@json_option
+def reprocess_command(
+    out: Path,
+    output: Path,
+    shards: str | None,
+    rows: str | None,
+    outcomes: tuple[str, ...],
+    engine: str | None,
+    cast: Any,
+    pool: Any,
+    rows_per_shard: int | None,
+    compression: Any,
+    compression_level: int | None,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Make another output from OUT; never in place.
+
+    With --shards, --rows, --outcome or --engine, the chosen rows are computed again from the source with the engine.
+    With only --cast, --pool, --rows-per-shard or --compression, what is stored is rewritten without the model.
+
+    \b
+    Example:
+        extract reprocess out --pool last --cast float32 -o out-last
+        extract reprocess out --outcome non_finite --cast float32 -o out-again
+    """
+    from extract.derivation import Change, derive
+    from extract.progress import Progress
+    from extract.reprocessing import respec
+    from extract.runners.local import run
+
+    change = Change(
+        dtype=cast,
+        pool=pool,
+        rows_per_shard=rows_per_shard,
+        compression=compression,
+        compression_level=compression_level,
+    )
+    progress = Progress(quiet=quiet)
+    if shards or rows or outcomes or engine:
+        spec = respec(out, output, shards=shards, rows=rows, outcomes=outcomes, engine=engine, change=change)
+        emit(run(spec, progress=progress), summary_text, as_json)
+        return
+    if change == Change():
+        raise click.UsageError("Nothing to do: choose rows, or what to change. See extract reprocess --help.")
+    emit(derive(out, output, change, progress), derived_text, as_json)
