@@ -1,9 +1,9 @@
 """Config and weights out of a GGUF file, dequantised, as transformers' base model.
 
 Not through `from_pretrained(gguf_file=...)`: that wants accelerate, takes a minute for a small model, and leaves out
-tensors that it has no name for and settings too (a GPT-2's positions, a Qwen3's head size). The tables here are short because
-few architectures are accepted, and tests compare each with its original. Names come from the gguf package. An engine
-holds plain weights, so the import is paid once, at build.
+tensors that it has no name for and settings too (a GPT-2's positions, a Qwen3's head size). The tables here are short
+because few architectures are accepted, and tests compare each with its original. Names come from the gguf package. An
+engine holds plain weights, so the import is paid once, at build.
 """
 
 import mmap
