@@ -122,6 +122,15 @@ def test_chunks_repeat_their_rows_columns(tmp_path):
     assert facts.num_tokens_original == 4 + 0 + 3
 
 
+def test_selected_rows_keep_their_positions_in_the_source(tmp_path):
+    spec = StatesSpec()
+    writer = ShardWriter(tmp_path / "s.arrow", rig.schema_for(spec, chunked=True), spec, rig.WIDTH, 0)
+    rows = rig.token_rows((4, 2, 3), source_index=[0, 0, 1], chunk=[0, 1, 0])
+    writer.write(rows, rig.carried(2), np.array([5, 2**40]), rig.random_states(rows))
+    writer.close()
+    assert rig.read_shard(tmp_path / "s.arrow")["row"].to_pylist() == [5, 5, 2**40]
+
+
 def test_a_carried_dictionary_becomes_its_values(tmp_path):
     tags = pa.array(["x", "y", "x", "x", None, "y", "x"]).dictionary_encode()
     source = pa.record_batch({"key": pa.array(["k"] * 7), "meta.url": tags, "score": [0.0] * 7})
@@ -163,7 +172,7 @@ def test_a_shard_without_rows_is_a_file_with_the_schema(tmp_path):
     spec = StatesSpec()
     schema = rig.schema_for(spec)
     writer = ShardWriter(tmp_path / "s.arrow", schema, spec, rig.WIDTH, 0)
-    writer.write(rig.token_rows(()), rig.carried(0), 0, np.zeros((0, rig.WIDTH), np.float32))
+    writer.write(rig.token_rows(()), rig.carried(0), np.arange(0), np.zeros((0, rig.WIDTH), np.float32))
     facts = writer.close()
     assert (facts.num_rows, facts.num_batches, facts.outcomes) == (0, 0, {})
     assert rig.read_shard(tmp_path / "s.arrow").schema.equals(schema, check_metadata=True)
@@ -212,7 +221,7 @@ def test_lists_of_texts_are_counted_by_their_bytes(tmp_path):
     schema = rig.output_schema(spec, rig.WIDTH, pa.string(), list(source.schema)[1:], False, {})
     writer = ShardWriter(tmp_path / "s.arrow", schema, spec, rig.WIDTH, 0)
     rows = rig.token_rows()
-    writer.write(rows, source, 0, rig.random_states(rows, "last"))
+    writer.write(rows, source, np.arange(len(rows.outcome)), rig.random_states(rows, "last"))
     assert writer.close().num_batches == 3
     assert rig.read_shard(tmp_path / "s.arrow")["score"].to_pylist() == lists.to_pylist()
 
@@ -265,7 +274,7 @@ def test_on_non_finite_error_names_shard_row_token_and_counts(tmp_path):
     states[8, 0] = math.nan
     writer = strict_writer(tmp_path, StatesSpec())
     with pytest.raises(NonFiniteStates) as refused:
-        writer.write(rows, rig.carried(7), 344_098, states)
+        writer.write(rows, rig.carried(7), np.arange(344_098, 344_105), states)
     writer.abort()
     assert str(refused.value) == (
         "shard 00042, row 344101, token 2: 3 of 48 values cannot be stored as float16 "
@@ -284,7 +293,7 @@ def test_on_non_finite_error_tells_overflow_from_the_models_own_infinity(tmp_pat
     states[1, :4] = 70_000  # row 2
     writer = strict_writer(tmp_path, spec)
     with pytest.raises(NonFiniteStates) as refused:
-        writer.write(rows, rig.carried(7), 0, states)
+        writer.write(rows, rig.carried(7), np.arange(7), states)
     writer.abort()
     assert str(refused.value) == (
         "shard 00042, row 2, state: 4 of 48 values cannot be stored as float16 "
@@ -325,7 +334,7 @@ def test_a_state_of_zeros_has_no_unit_length(tmp_path):
     assert facts.outcomes == {"ok": 4, "empty": 2, "non_finite": 1}
     writer = strict_writer(tmp_path, spec)
     with pytest.raises(ZeroState) as refused:
-        writer.write(rows, rig.carried(7), 0, states)
+        writer.write(rows, rig.carried(7), np.arange(7), states)
     writer.abort()
     assert str(refused.value) == (
         "shard 00042, row 2: a state of zeros has no unit length. Nothing was written for this shard. "
@@ -356,7 +365,7 @@ def test_an_abandoned_shard_leaves_no_file(tmp_path):
     spec = StatesSpec()
     writer = ShardWriter(tmp_path / "s.arrow", rig.schema_for(spec), spec, rig.WIDTH, 0)
     rows = rig.token_rows()
-    writer.write(rows, rig.carried(7), 0, rig.random_states(rows))
+    writer.write(rows, rig.carried(7), np.arange(7), rig.random_states(rows))
     writer.abort()
     writer.abort()
     assert not list(tmp_path.iterdir())
@@ -370,7 +379,7 @@ def test_a_full_disk_is_named_as_such(tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
     try:
         with pytest.raises(OutOfSpace) as refused:
-            writer.write(rows, rig.carried(20), 0, rig.random_states(rows))
+            writer.write(rows, rig.carried(20), np.arange(20), rig.random_states(rows))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     writer.abort()
@@ -395,9 +404,9 @@ def test_memory_stays_flat_over_many_windows(tmp_path):
     states = rig.random_states(rows, width=256)
     writer = ShardWriter(tmp_path / "s.arrow", rig.schema_for(spec, width=256), spec, 256, 0)
     source = rig.carried(64)
-    writer.write(rows, source, 0, states)
+    writer.write(rows, source, np.arange(len(rows.outcome)), states)
     before = pa.total_allocated_bytes()
     for window in range(1, 20):
-        writer.write(rows, source, window * 64, states)
+        writer.write(rows, source, np.arange(64) + window * 64, states)
     assert pa.total_allocated_bytes() - before < 2**20
     assert writer.close().num_rows == 20 * 64
