@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from extract import schema as names
 from extract.canonical import canonical_json
 from extract.claims import Claims
 from extract.commits import Commit, commit_path, committed_shards, shard_name
@@ -25,13 +24,14 @@ from extract.job import JobDirectory, JobRecord, StoredJob, job_id, prepare, rea
 from extract.manifest import Totals, finalize, tiling_problem, totals
 from extract.output import Output
 from extract.progress import Progress
+from extract.publishing import commit_file, remove_leftovers
 from extract.records import NOT_COUNTED, OUTCOME_CODE, STATELESS, Outcome, TokenRows
-from extract.schema import output_schema
-from extract.shards import commit_file, remove_leftovers
-from extract.sink import ShardFacts, ShardWriter
+from extract.shards import schema as names
+from extract.shards.schema import output_schema
+from extract.shards.sink import ShardFacts, ShardWriter
+from extract.shards.views import BatchView
 from extract.spec import Compression, OutputKind, StatesSpec, ValueType
 from extract.store import clear_write_errors
-from extract.views import BatchView
 
 KEPT_METADATA = ("engine", "checkpoint", "checkpoint_name", "module", "computed_in", "tokens")
 """What the first output says about where its numbers came from stays true of the second."""

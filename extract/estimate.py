@@ -18,11 +18,11 @@ import pyarrow as pa
 from extract.errors import OutOfSpace
 from extract.planning import Plan, carried_columns
 from extract.records import NOT_COUNTED, OUTCOMES, Outcome, TokenRows
-from extract.sink import ShardWriter
+from extract.shards.sink import ShardWriter
+from extract.shards.values import value_type
 from extract.sources import Source
 from extract.store import free_bytes
-from extract.tokens import Example, RowTokenizer
-from extract.values import value_type
+from extract.text.tokens import Example, RowTokenizer
 
 NUM_BLOCKS = 32
 BLOCK_ROWS = 64
@@ -192,7 +192,7 @@ def _written_bytes(plan: Plan, tally: _Tally) -> tuple[int, int]:
 
 def _write(plan: Plan, path: Path, kept: list[tuple[TokenRows, pa.RecordBatch]]) -> int:
     """Size of a file with these rows, their ids, and states of a width of 1 that compress to nothing."""
-    from extract.schema import output_schema
+    from extract.shards.schema import output_schema
 
     spec = replace(plan.spec.states, dtype="float16", normalize=False)
     extra = [field for field in plan.record.schema if field.name in plan.spec.source.carry]

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from extract.output import open_output
-from extract.schema import METADATA_PREFIX
+from extract.shards.schema import METADATA_PREFIX
 
 SHOWN_VALUES = 6
 

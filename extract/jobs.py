@@ -12,7 +12,7 @@ from extract.job import check_same, read_job
 from extract.planning import Plan, make_plan
 from extract.sources import Source, open_source
 from extract.spec import JobSpec, as_table
-from extract.tokens import RowTokenizer, open_tokenizer
+from extract.text.tokens import RowTokenizer, open_tokenizer
 
 
 class Missing(SpecError):

@@ -14,15 +14,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.dataset
 
-from extract import schema as names
 from extract.commits import Commit, commit_path, read_commit, read_commits
 from extract.errors import SpecError
 from extract.job import StoredJob, read_job
 from extract.records import Int32
-from extract.shard_file import ShardFile
+from extract.shards import schema as names
+from extract.shards.shard_file import ShardFile
+from extract.shards.values import Float32
+from extract.shards.views import BatchView
 from extract.spec import OutputKind, StatesSpec, ValueType
-from extract.values import Float32
-from extract.views import BatchView
 
 
 class NoSuchRow(SpecError, IndexError):

@@ -23,7 +23,7 @@ from extract.progress import Progress
 from extract.records import States, TokenRows
 from extract.shard_windows import Window, WindowLimits, windows_of
 from extract.sources.base import Source
-from extract.tokens import RowTokenizer
+from extract.text.tokens import RowTokenizer
 
 T = TypeVar("T")
 

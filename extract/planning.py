@@ -14,10 +14,10 @@ from extract.canonical import canonical_json
 from extract.engine.contract import Contract
 from extract.errors import SpecError
 from extract.job import JobRecord, job_id
-from extract.schema import output_schema
+from extract.shards.schema import output_schema
+from extract.shards.values import value_type
 from extract.sources import SourceLayout, identity
 from extract.spec import JobSpec, SourceSpec, as_table
-from extract.values import value_type
 
 TARGET_SHARD_BYTES = 256 * 2**20
 TARGET_SHARD_TOKENS = {"cpu": 2**18, "cuda": 2**22}

@@ -18,9 +18,9 @@ from extract.job import StoredJob
 from extract.output import Output, Row
 from extract.problems import Problem
 from extract.records import STATELESS
+from extract.shards.values import Float32, unit_length, value_type
 from extract.sources import identity, open_source
-from extract.tokens import open_tokenizer
-from extract.values import Float32, unit_length, value_type
+from extract.text.tokens import open_tokenizer
 
 
 class OtherEngine(EngineRefused):

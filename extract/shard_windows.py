@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from extract.records import TokenRows
 from extract.sources.base import Source
-from extract.tokens import RowTokenizer
+from extract.text.tokens import RowTokenizer
 
 READ_BYTES = 8 * 2**20
 MAX_READ_ROWS = 1024

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from extract import schema as names
 from extract.canonical import file_digest
 from extract.commits import Commit, commit_path, committed_shards, read_commit
 from extract.errors import ExtractError, VerificationFailed
@@ -23,7 +22,8 @@ from extract.manifest import manifest_bytes, tiling_problem, totals
 from extract.problems import Problem
 from extract.recomputation import Recomputed, recompute_rows
 from extract.records import OUTCOMES, STATELESS
-from extract.shard_file import ShardFile
+from extract.shards import schema as names
+from extract.shards.shard_file import ShardFile
 from extract.store import clear_write_errors, sync_directory
 
 

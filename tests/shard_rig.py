@@ -11,10 +11,10 @@ import pyarrow as pa
 
 from extract.commits import Commit, shard_name, write_commit
 from extract.records import NOT_COUNTED, OUTCOME_CODE, Outcome, TokenRows
-from extract.schema import output_schema
-from extract.sink import ShardFacts, ShardWriter
+from extract.shards.schema import output_schema
+from extract.shards.sink import ShardFacts, ShardWriter
+from extract.shards.values import bfloat16_bits
 from extract.spec import JobSpec, SourceSpec, StatesSpec, TextSpec
-from extract.values import bfloat16_bits
 
 WIDTH = 48
 LENGTHS = (3, 0, 1, 5, 0, 128, 2)

@@ -1,4 +1,4 @@
-"""Conversations are rendered by the engine's chat template (`extract.chat`)."""
+"""Conversations are rendered by the engine's chat template (`extract.text.chat`)."""
 
 import json
 from typing import Any
@@ -7,12 +7,12 @@ import pyarrow as pa
 import pytest
 from tokenizer_engines import CHAT_TEMPLATE, Exported, export, exported, ids_of, outcomes_of
 
-from extract.chat import NoChatTemplate
-from extract.encoders import TokenizerUnreadable
 from extract.records import TokenRows
 from extract.spec import TextSpec
-from extract.text_column import WrongColumnType
-from extract.tokens import DoesNotApply, RowRefused, describe_example
+from extract.text.chat import NoChatTemplate
+from extract.text.encoders import TokenizerUnreadable
+from extract.text.text_column import WrongColumnType
+from extract.text.tokens import DoesNotApply, RowRefused, describe_example
 
 CHATS = [
     [{"role": "user", "content": "Hello"}],

@@ -1,4 +1,4 @@
-"""Content ids are cut to the limit exactly as a plain loop over rows would (`extract.cuts`)."""
+"""Content ids are cut to the limit exactly as a plain loop over rows would (`extract.text.cuts`)."""
 
 from typing import Any
 
@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizer_engines import ids_of, outcomes_of
 
-from extract.cuts import ContentIds, CutRule
 from extract.records import NOT_COUNTED, OUTCOME_CODE, Outcome
+from extract.text.cuts import ContentIds, CutRule
 
 
 def contents_of(rows: list[list[int]]) -> ContentIds:

@@ -13,9 +13,9 @@ import shard_rig as rig
 from extract.commits import BadRecord
 from extract.job import NotAJob
 from extract.output import NoSuchRow, open_output
-from extract.shard_file import DamagedShard
+from extract.shards.shard_file import DamagedShard
+from extract.shards.values import bfloat16_bits, value_type
 from extract.spec import StatesSpec
-from extract.values import bfloat16_bits, value_type
 
 KINDS = ("tokens", "last", "mean", "first")
 DTYPES = ("float16", "float32", "bfloat16", "int8")

@@ -1,4 +1,4 @@
-"""Very long texts are cut before they are tokenised, and the ids do not show it (`extract.precut`)."""
+"""Very long texts are cut before they are tokenised, and the ids do not show it (`extract.text.precut`)."""
 
 import json
 import resource
@@ -12,11 +12,11 @@ import rig
 from tokenizer_engines import Exported, export, exported, ids_of, outcomes_of
 from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
 
-from extract import text_ids
-from extract.precut import MIN_MARGIN_CHARACTERS, PreCut, precut_is_exact
 from extract.records import NOT_COUNTED
 from extract.spec import TextSpec
-from extract.tokens import RowRefused
+from extract.text import text_ids
+from extract.text.precut import MIN_MARGIN_CHARACTERS, PreCut, precut_is_exact
+from extract.text.tokens import RowRefused
 
 UNITS = (
     " ", "\n", "a", "ab", "7", "0f3a9c", "=", "a ", "é", "e\u0301\u0323\u0300", "中文", "漢字かな", "ภาษาไทย",

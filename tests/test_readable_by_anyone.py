@@ -11,9 +11,9 @@ import pytest
 import shard_rig as rig
 
 from extract.output import open_output
-from extract.schema import BFLOAT16_EXTENSION
+from extract.shards.schema import BFLOAT16_EXTENSION
+from extract.shards.values import value_type
 from extract.spec import StatesSpec
-from extract.values import value_type
 
 KINDS = ("tokens", "last", "mean", "first")
 DTYPES = ("float16", "float32", "bfloat16", "int8")

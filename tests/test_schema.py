@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from extract.records import OUTCOMES
-from extract.schema import BFLOAT16_EXTENSION, OUTCOME_VALUES, ColumnNotStorable, ColumnTaken, output_schema
+from extract.shards.schema import BFLOAT16_EXTENSION, OUTCOME_VALUES, ColumnNotStorable, ColumnTaken, output_schema
 from extract.spec import StatesSpec
 
 KINDS = ("tokens", "last", "mean", "first")

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from extract.errors import OutOfSpace
 from extract.records import OUTCOME_CODE, Outcome
-from extract.sink import NonFiniteStates, ShardWriter, ZeroState
+from extract.shards.sink import NonFiniteStates, ShardWriter, ZeroState
+from extract.shards.values import as_float32, value_type
 from extract.spec import StatesSpec
 from extract.store import CannotWrite
-from extract.values import as_float32, value_type
 
 KINDS = ("tokens", "last", "mean", "first")
 DTYPES = ("float16", "float32", "bfloat16", "int8")

@@ -1,4 +1,4 @@
-"""What an engine keeps of a tokenizer gives the original's ids, or the build refuses (`extract.tokenizer_export`)."""
+"""What an engine keeps of a tokenizer gives the original's ids, or the build refuses (`extract.text.tokenizer_export`)."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, ByT5Tokenizer, CTRLTokenizer, PreTrained
 
 from extract.canonical import digest, file_digest
 from extract.spec import TextSpec
-from extract.tokenizer_export import TokenizerDiffers, TokenizerNotExported, export_tokenizer
+from extract.text.tokenizer_export import TokenizerDiffers, TokenizerNotExported, export_tokenizer
 
 KINDS = ["bpe", "unigram", "wordpiece"]
 

@@ -1,4 +1,4 @@
-"""Rows of text or ids become token rows under the text policy (`extract.tokens` and the modules it is made of)."""
+"""Rows of text or ids become token rows under the text policy (`extract.text.tokens` and the modules it is made of)."""
 
 import json
 import subprocess
@@ -14,14 +14,14 @@ import pytest
 import rig
 from tokenizer_engines import Exported, export, exported, ids_of, outcomes_of
 
-from extract import text_column
-from extract.encoders import TokenizerChanged, TokenizerUnreadable
 from extract.engine.contract import TokenizerIdentity
-from extract.id_column import BadTokenId
 from extract.records import TokenRows
 from extract.spec import TextSpec
-from extract.text_column import WrongColumnType
-from extract.tokens import (
+from extract.text import text_column
+from extract.text.encoders import TokenizerChanged, TokenizerUnreadable
+from extract.text.id_column import BadTokenId
+from extract.text.text_column import WrongColumnType
+from extract.text.tokens import (
     DoesNotApply,
     NoRoom,
     NoSuchSpecialToken,
@@ -468,7 +468,7 @@ from pathlib import Path
 import pyarrow as pa
 from extract.engine.contract import TokenizerIdentity
 from extract.spec import TextSpec
-from extract.tokens import open_tokenizer
+from extract.text.tokens import open_tokenizer
 identity = TokenizerIdentity(**eval(sys.argv[2]))
 tokenizer = open_tokenizer(Path(sys.argv[1]), identity, TextSpec(), max_input_tokens=8, input="text", vocab_size=400)
 def count():

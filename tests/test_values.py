@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from extract.rotation import block_size, rotate
-from extract.values import VALUE_TYPES, Fault, as_float32, bfloat16_bits, unit_length, value_type
+from extract.shards.rotation import block_size, rotate
+from extract.shards.values import VALUE_TYPES, Fault, as_float32, bfloat16_bits, unit_length, value_type
 
 ANY_FLOAT32 = hnp.arrays(np.uint32, st.tuples(st.integers(1, 8), st.sampled_from([1, 16, 48])))
 MODERATE = hnp.arrays(

@@ -12,8 +12,8 @@ import rig
 from extract.engine.contract import TokenizerIdentity
 from extract.records import OUTCOMES, TokenRows
 from extract.spec import InputKind, TextSpec
-from extract.tokenizer_export import export_tokenizer
-from extract.tokens import RowTokenizer, open_tokenizer
+from extract.text.tokenizer_export import export_tokenizer
+from extract.text.tokens import RowTokenizer, open_tokenizer
 
 _ROOT = tempfile.TemporaryDirectory(prefix="tokenizer-engines-")
 

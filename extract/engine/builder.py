@@ -41,9 +41,9 @@ from extract.engine.probe import Float32, cosines, projection, relative_error
 from extract.engine.recipe import Recipe
 from extract.errors import CheckpointRefused, OutOfSpace, SpecError
 from extract.sample import passages
+from extract.shards.values import value_type
 from extract.spec import ValueType
 from extract.store import clear_write_errors, free_bytes, sync_directory
-from extract.values import value_type
 
 if TYPE_CHECKING:
     from extract.engine.checkpoint import Checkpoint
@@ -149,7 +149,7 @@ def _build_into(
     from extract.engine.torch_decoder import TorchDecoder, vocab_size
     from extract.engine.torch_proof import prove
     from extract.engine.torch_runtime import TorchRuntime, load_engine_model
-    from extract.tokenizer_export import export_tokenizer
+    from extract.text.tokenizer_export import export_tokenizer
 
     device = this_device(recipe.device)
     dtype = _resolve_dtype(recipe, device, opened.dtype)

@@ -26,8 +26,8 @@ from extract.engine.torch_final_norm import find_final_norm
 from extract.errors import EngineRefused
 from extract.packing import TokenBudget, pack
 from extract.records import States, TokenBatch, TokenRows
+from extract.shards.values import as_float32
 from extract.spec import OutputKind
-from extract.values import as_float32
 
 
 class ProbeFailed(EngineRefused):

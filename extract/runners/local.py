@@ -26,7 +26,7 @@ from extract.manifest import Totals, finalize, totals
 from extract.pipeline import ShardBroke, Worker, run_stages
 from extract.planning import Plan
 from extract.progress import Progress
-from extract.shards import Finished, remove_leftovers, written
+from extract.publishing import Finished, remove_leftovers, written
 from extract.spec import JobSpec
 
 MAX_ATTEMPTS = 2

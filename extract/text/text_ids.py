@@ -11,12 +11,12 @@ from itertools import chain
 import numpy as np
 import pyarrow as pa
 
-from extract.cuts import ContentIds
-from extract.encoders import Encoder
-from extract.id_column import BadTokenId
-from extract.precut import LONG_TEXT_CHARACTERS
 from extract.records import NOT_COUNTED, OUTCOME_CODE, Outcome
-from extract.text_column import TextSlice
+from extract.text.cuts import ContentIds
+from extract.text.encoders import Encoder
+from extract.text.id_column import BadTokenId
+from extract.text.precut import LONG_TEXT_CHARACTERS
+from extract.text.text_column import TextSlice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from extract.engine.contract import TokenizerIdentity
 from extract.errors import EngineRefused
-from extract.precut import PreCut
+from extract.text.precut import PreCut
 
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"

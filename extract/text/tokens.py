@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from extract.chat import ChatRenderer, NoChatTemplate
-from extract.cuts import ContentIds, CutRule
-from extract.encoders import Encoder, open_encoder
 from extract.engine.contract import TokenizerIdentity
 from extract.errors import SourceError, SpecError
-from extract.id_column import read_ids
 from extract.records import NOT_COUNTED, OUTCOME_CODE, OUTCOMES, Outcome, TokenRows
 from extract.spec import InputKind, TextSpec
-from extract.text_column import read_texts
-from extract.text_ids import TextReader
+from extract.text.chat import ChatRenderer, NoChatTemplate
+from extract.text.cuts import ContentIds, CutRule
+from extract.text.encoders import Encoder, open_encoder
+from extract.text.id_column import read_ids
+from extract.text.text_column import read_texts
+from extract.text.text_ids import TextReader
 
 MAX_EXAMPLE_CHARACTERS = 2_000
 

@@ -14,10 +14,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from extract import schema as names
 from extract.records import NOT_COUNTED, OUTCOME_CODE, Int32, Int64, Outcome, States, TokenRows, UInt8
+from extract.shards import schema as names
+from extract.shards.values import Bool, Encoded, Fault, unit_length, value_type
 from extract.spec import StatesSpec
-from extract.values import Bool, Encoded, Fault, unit_length, value_type
 
 ROW_BYTES = 32
 """About what the columns of fixed width take in a row."""

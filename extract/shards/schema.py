@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from extract.errors import SpecError
 from extract.records import OUTCOMES
+from extract.shards.values import value_type
 from extract.spec import StatesSpec
-from extract.values import value_type
 
 FORMAT_VERSION = 1
 METADATA_PREFIX = "extract."

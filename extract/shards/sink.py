@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from extract.batches import EncodedRows, as_stored, bytes_by_row, encoded_rows, record_batch
 from extract.errors import ExtractError
 from extract.records import NOT_COUNTED, OUTCOMES, Int64, States, TokenRows
+from extract.shards.batches import EncodedRows, as_stored, bytes_by_row, encoded_rows, record_batch
+from extract.shards.values import Fault, as_float32, value_type
 from extract.spec import OnBad, StatesSpec
 from extract.store import clear_write_errors
-from extract.values import Fault, as_float32, value_type
 
 
 class NonFiniteStates(ExtractError):

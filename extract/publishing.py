@@ -13,7 +13,7 @@ from extract.errors import OutOfSpace
 from extract.job import JobDirectory
 from extract.pipeline import Computed, Worker, blaming
 from extract.progress import STAGES
-from extract.sink import ShardFacts, ShardWriter
+from extract.shards.sink import ShardFacts, ShardWriter
 from extract.store import clear_write_errors, free_bytes, publish
 
 

@@ -13,7 +13,7 @@ from extract.commits import Commit
 from extract.errors import VerificationFailed
 from extract.job import StoredJob
 from extract.records import Int64
-from extract.views import BatchView
+from extract.shards.views import BatchView
 
 
 class DamagedShard(VerificationFailed):

@@ -12,9 +12,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from extract.encoders import CHAT_TEMPLATE_FILE, SlowEncoder, TokenizerUnreadable, load_with_transformers
 from extract.errors import SpecError
-from extract.text_column import TextSlice, WrongColumnType, is_text, plain, read_texts
+from extract.text.encoders import CHAT_TEMPLATE_FILE, SlowEncoder, TokenizerUnreadable, load_with_transformers
+from extract.text.text_column import TextSlice, WrongColumnType, is_text, plain, read_texts
 
 ROWS_PER_SLICE = 256
 MAX_FAULT_CHARACTERS = 200

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from extract.records import States, UInt8
-from extract.rotation import block_size, rotate
+from extract.shards.rotation import block_size, rotate
 
 Float32 = npt.NDArray[np.float32]
 Bool = npt.NDArray[np.bool_]

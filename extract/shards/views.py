@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from extract import schema as names
 from extract.records import Int32, Int64
+from extract.shards import schema as names
+from extract.shards.values import Float32, value_type
 from extract.spec import StatesSpec
-from extract.values import Float32, value_type
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from extract.cuts import ContentIds
 from extract.errors import SourceError
 from extract.records import OUTCOME_CODE, Outcome
-from extract.text_column import WrongColumnType, plain
+from extract.text.cuts import ContentIds
+from extract.text.text_column import WrongColumnType, plain
 
 
 class BadTokenId(SourceError):

@@ -19,7 +19,10 @@ import pyarrow as pa
 from tokenizers import Tokenizer
 
 from extract.canonical import digest, file_digest
-from extract.encoders import (
+from extract.engine.contract import TokenizerIdentity
+from extract.errors import CheckpointRefused, EngineRefused
+from extract.spec import TextSpec
+from extract.text.encoders import (
     CHAT_TEMPLATE_FILE,
     TOKENIZER_CONFIG_FILE,
     TOKENIZER_FILE,
@@ -27,11 +30,8 @@ from extract.encoders import (
     id_at,
     load_with_transformers,
 )
-from extract.engine.contract import TokenizerIdentity
-from extract.errors import CheckpointRefused, EngineRefused
-from extract.precut import precut_is_exact
-from extract.spec import TextSpec
-from extract.tokens import open_tokenizer
+from extract.text.precut import precut_is_exact
+from extract.text.tokens import open_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -1,0 +1,1 @@
+"""One output file: its schema, how values are stored, how batches are written and read back."""
