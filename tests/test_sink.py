@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from extract.errors import OutOfSpace
 from extract.records import OUTCOME_CODE, Outcome
+from extract.shards.schema import output_schema
 from extract.shards.sink import NonFiniteStates, ShardWriter, ZeroState
 from extract.shards.values import as_float32, value_type
 from extract.spec import StatesSpec
@@ -131,11 +132,41 @@ def test_selected_rows_keep_their_positions_in_the_source(tmp_path):
     assert rig.read_shard(tmp_path / "s.arrow")["row"].to_pylist() == [5, 5, 2**40]
 
 
-def test_a_carried_dictionary_becomes_its_values(tmp_path):
-    tags = pa.array(["x", "y", "x", "x", None, "y", "x"]).dictionary_encode()
-    source = pa.record_batch({"key": pa.array(["k"] * 7), "meta.url": tags, "score": [0.0] * 7})
-    rig.write_shard(tmp_path / "s.arrow", StatesSpec(), source=source)
-    assert rig.read_shard(tmp_path / "s.arrow")["meta.url"].to_pylist() == tags.to_pylist()
+DICTIONARY = pa.array(["x", "y", None]).dictionary_encode()
+JSON = pa.ExtensionArray.from_storage(pa.json_(), pa.array(["{}", None, "[1]"]))
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        DICTIONARY,
+        pa.ListArray.from_arrays([0, 1, 1, 3], DICTIONARY),
+        pa.StructArray.from_arrays([DICTIONARY], ["x"]),
+        JSON,
+        pa.ListArray.from_arrays([0, 1, 1, 3], JSON),
+        pa.array(["a", None, "bb"], pa.string_view()),
+        pa.array([[{"role": "user", "content": "hi"}], [], None]),
+        pa.array([[("a", "b")], None, []], pa.map_(pa.string(), pa.string())),
+        pa.array([["a", "b"], None, ["c", "d"]], pa.list_(pa.string(), 2)),
+        pa.array([[1.5], None, []], pa.large_list(pa.float16())),
+        pa.array([1, None, 3], pa.timestamp("us", "UTC")),
+        pa.array([True, None, False]),
+        pa.nulls(3),
+    ],
+    ids=lambda column: str(column.type),
+)
+def test_carried_columns_of_any_type_keep_their_values(tmp_path, column):
+    spec = StatesSpec(kind="last")
+    source = pa.record_batch({"key": column, "value": column})
+    schema = output_schema(spec, rig.WIDTH, column.type, [pa.field("value", column.type)], True, {})
+    writer = ShardWriter(tmp_path / "s.arrow", schema, spec, rig.WIDTH, 0)
+    rows = rig.token_rows((1, 2, 0, 3), source_index=[0, 1, 1, 2], chunk=[0, 0, 1, 0])
+    writer.write(rows, source, np.arange(3), rig.random_states(rows, "last"))
+    writer.close()
+    table = rig.read_shard(tmp_path / "s.arrow")
+    wanted = [column.to_pylist()[row] for row in (0, 1, 1, 2)]
+    assert table["id"].to_pylist() == wanted
+    assert table["value"].to_pylist() == wanted
 
 
 def test_the_facts_are_those_of_the_file(tmp_path):
@@ -166,6 +197,16 @@ def test_the_compression_asked_for_is_the_one_used(tmp_path):
     }
     assert sizes["zstd"] < sizes["none"] / 5
     assert sizes["lz4"] < sizes["none"] / 5
+
+
+def test_the_compression_level_asked_for_is_the_one_used(tmp_path):
+    rows = rig.token_rows([128] * 20)
+    states = np.resize(rig.random_states(rows).round(1), (len(rows.input_ids), rig.WIDTH))
+    low, high = (
+        rig.write_shard(tmp_path / str(level), StatesSpec(compression_level=level), rows, states).num_bytes
+        for level in (1, 19)
+    )
+    assert high < low
 
 
 def test_a_shard_without_rows_is_a_file_with_the_schema(tmp_path):
@@ -206,6 +247,14 @@ def test_batches_stay_within_their_bytes_and_hold_every_row_once(tmp_path_factor
     assert all(batch.num_rows == 1 or batch.nbytes <= limit for batch in batches)
 
 
+@pytest.mark.parametrize("kind", ["last", "mean", "first"])
+def test_the_width_of_null_states_counts_too(tmp_path, kind):
+    spec = StatesSpec(kind=kind, dtype="float32", record_batch_bytes=2**16)
+    rig.write_shard(tmp_path / "s.arrow", spec, rig.token_rows([0] * 2000 + [1]))
+    with pa.ipc.open_file(tmp_path / "s.arrow") as file:
+        assert all(file.get_batch(n).nbytes <= 2**16 for n in range(file.num_record_batches))
+
+
 def test_long_carried_texts_split_batches_too(tmp_path):
     spec = StatesSpec(kind="last", record_batch_bytes=2**16)
     source = pa.record_batch({"key": ["k"] * 7, "meta.url": ["u" * 40_000] * 7, "score": [0.0] * 7})
@@ -218,7 +267,7 @@ def test_lists_of_texts_are_counted_by_their_bytes(tmp_path):
     spec = StatesSpec(kind="last", record_batch_bytes=2**16)
     lists = pa.array([["t" * 100] * n for n in (1, 2, 900, 1, 0, 1, 1)])
     source = pa.record_batch({"key": ["k"] * 7, "meta.url": ["u"] * 7, "score": lists})
-    schema = rig.output_schema(spec, rig.WIDTH, pa.string(), list(source.schema)[1:], False, {})
+    schema = output_schema(spec, rig.WIDTH, pa.string(), list(source.schema)[1:], False, {})
     writer = ShardWriter(tmp_path / "s.arrow", schema, spec, rig.WIDTH, 0)
     rows = rig.token_rows()
     writer.write(rows, source, np.arange(len(rows.outcome)), rig.random_states(rows, "last"))
@@ -261,6 +310,15 @@ def test_a_state_beyond_float16_is_counted_as_overflow_and_fits_bfloat16(tmp_pat
     wide = rig.write_shard(tmp_path / "b", StatesSpec(dtype="bfloat16"), rows, states)
     assert (narrow.outcomes["non_finite"], narrow.overflowed) == (1, 1)
     assert ("non_finite" in wide.outcomes, wide.overflowed) == (False, 0)
+
+
+def test_the_first_fault_of_a_row_decides_what_it_is_called(tmp_path):
+    rows = rig.token_rows()
+    states = rig.random_states(rows)
+    states[0, 0], states[1, 0] = 1e6, math.nan  # row 0: its first and second token
+    assert rig.write_shard(tmp_path / "a", StatesSpec(), rows, states).overflowed == 1
+    states[0, 0], states[1, 0] = math.nan, 1e6
+    assert rig.write_shard(tmp_path / "b", StatesSpec(), rows, states).overflowed == 0
 
 
 def strict_writer(tmp_path, spec):

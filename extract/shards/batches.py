@@ -203,8 +203,6 @@ def _repeated(source: pa.RecordBatch, index: Int32) -> pa.RecordBatch:
 def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if isinstance(column, pa.ExtensionArray):
         column = column.storage
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
     return column if column.type == kind else pc.cast(column, kind)
 
 
