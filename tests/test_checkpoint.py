@@ -211,6 +211,13 @@ def test_a_model_that_is_no_decoder_is_refused_by_name(llama, model_type, named,
     )
 
 
+def test_a_decoder_inside_an_encoder_decoder_is_not_taken_for_one(llama):
+    parts = {"text_encoder": {"model_type": "t5"}, "audio_encoder": {"model_type": "encodec"}}
+    config = {"model_type": "musicgen", **parts, "decoder": {"model_type": "musicgen_decoder"}}
+    (llama / "config.json").write_text(json.dumps(config))
+    assert 'not a decoder: "musicgen" is an encoder-decoder, ' in refusal(NotADecoder, llama)
+
+
 # --- weights that are not there, or not as meant --------------------------------------------------------------------
 
 

@@ -20,7 +20,7 @@ from extract.engine.decoder import CannotLoad, Decoder, NonFiniteWeights, Weight
 SEQUENCES = rig.random_sequences([1, 7, 40], seed=3)
 FAMILIES = [
     *("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "phi3", "olmo2", "granite"),
-    *("smollm3", "opt", "bloom", "mamba", "qwen3_moe", "gpt_oss", "modernbert-decoder"),
+    *("smollm3", "opt", "bloom", "mamba", "qwen3_moe", "gpt_oss", "biogpt", "modernbert-decoder"),
 ]
 
 
@@ -142,6 +142,33 @@ def test_fp8_weights_are_dequantised_exactly(tmp_path, dtype):
     assert (checkpoint.dtype, checkpoint.notes) == ("bfloat16", ("dequantised: the checkpoint's weights are fp8",))
     found = load_decoder(checkpoint, dtype).model.state_dict()
     assert all(torch.equal(found[name], weight.to(getattr(torch, dtype))) for name, weight in expected.items())
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("accelerate") is None, reason="transformers reads MXFP4 with accelerate only"
+)
+def test_mxfp4_experts_are_dequantised_exactly(tmp_path):
+    directory = rig.tiny_checkpoint(tmp_path, "gpt_oss", dtype="bfloat16", tokenizer=None)
+    generator = torch.Generator().manual_seed(0)
+    values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    values = torch.cat([values, -values])
+    expected = {}
+
+    def quantise(weights):
+        for name in [name for name in weights if name.endswith(("gate_up_proj", "down_proj"))]:
+            experts, width, rows = weights.pop(name).shape
+            shape = (experts, rows, width // 32)
+            blocks = torch.randint(0, 256, (*shape, 16), generator=generator, dtype=torch.uint8)
+            scales = torch.randint(120, 126, shape, generator=generator, dtype=torch.uint8)
+            weights |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+            pairs = torch.stack([values[(blocks & 15).long()], values[(blocks >> 4).long()]], dim=-1)
+            scaled = pairs.reshape(*shape, 32) * torch.exp2(scales.float() - 127)[..., None]
+            expected[name.removeprefix("model.")] = scaled.reshape(experts, rows, width).transpose(1, 2)
+
+    rewrite(directory, quantise)
+    rig.edit_json(directory / "config.json", {"quantization_config": {"quant_method": "mxfp4"}})
+    found = load(directory).model.state_dict()
+    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
 
 
 # --- wrappers -------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ WRAPPER_PREFIX = r"^(model\.)?(language_model|text_model)\.(model\.)?"
 
 _HEAD = re.compile(
     r"^((model|transformer|language_model|backbone)\.)*"
-    r"(lm_head|embed_out|score|v_head|classifier|output|head|lm_loss|reward_head|value_head)\."
+    r"(lm_head|embed_out|score|v_head|classifier|output|head|lm_loss|reward_head|value_head|output_projection)\."
     r"|^decoder\.(weight|bias)$"  # ModernBERT's decoder
 )
 _TOWER = re.compile(
