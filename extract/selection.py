@@ -1,20 +1,18 @@
-"""Which rows of a source a job reads: all of them, or ranges such as "0-99,250,1000-1999". And a source of only those.
+"""Which rows of a source a job reads: all of them, or ranges such as "0-99,250,1000-1999".
 
 The output keeps each row's position in the source. Shards split the selected rows, counted from 0; that count is called
 an index here, to keep it apart from positions.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
 
-from extract.canonical import digest
 from extract.errors import SpecError
 from extract.records import Int64
-from extract.sources.base import Source, SourceLayout
+
+MAX_DIGITS = 18
+"""Of a position, which is an int64."""
 
 
 class BadSelection(SpecError):
@@ -62,11 +60,11 @@ def parse_selection(text: str) -> Selection:
     stops: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise BadSelection(found=_short(text), problem=f'"{part.strip()}" is neither a position nor a range')
+        if not _is_position(first) or (dash and not _is_position(last)):
+            raise BadSelection(found=shortened(text), problem=f'"{part.strip()}" is neither a position nor a range')
         start, stop = int(first), int(last if dash else first) + 1
         if stop <= start or (stops and start < stops[-1]):
-            raise BadSelection(found=_short(text), problem=f'"{part.strip()}" does not come after what is before it')
+            raise BadSelection(found=shortened(text), problem=f'"{part.strip()}" does not come after what is before it')
         starts.append(start)
         stops.append(stop)
     return Selection(np.array(starts, np.int64), np.array(stops, np.int64))
@@ -82,42 +80,10 @@ def format_selection(rows: Int64) -> str:
     )
 
 
-class SelectedRows:
-    """A source of which only some rows are read; its rows are counted by index."""
-
-    def __init__(self, source: Source, selection: Selection, text: str) -> None:
-        self._source = source
-        self._selection = selection
-        self._text = text
-
-    def layout(self) -> SourceLayout:
-        """The whole source's, with the selection's number of rows.
-
-        Raises:
-            BadSelection: a position lies past the source's end.
-        """
-        whole = self._source.layout()
-        last = int(self._selection.stops[-1]) - 1
-        if whole.num_rows is not None and last >= whole.num_rows:
-            problem = f"position {last} lies past the source's last row, {whole.num_rows - 1}"
-            raise BadSelection(found=_short(self._text), problem=problem)
-        fingerprint: dict[str, Any] = {**whole.fingerprint, "selected": digest(self._text)}
-        return replace(whole, num_rows=self._selection.num_rows, fingerprint=fingerprint)
-
-    def read(self, start: int, stop: int | None, max_rows: int) -> Iterator[pa.RecordBatch]:
-        """Rows of the indices `start` to `stop`; a batch never spans a gap."""
-        end = self._selection.num_rows if stop is None else min(stop, self._selection.num_rows)
-        if start >= end:
-            return
-        positions = self._selection.positions(start, end)
-        edges = np.concatenate([[0], np.flatnonzero(np.diff(positions) > 1) + 1, [len(positions)]])
-        for first, last in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-            yield from self._source.read(int(positions[first]), int(positions[last - 1]) + 1, max_rows)
-
-    def close(self) -> None:
-        """Release files."""
-        self._source.close()
+def _is_position(text: str) -> bool:
+    return text.isdecimal() and len(text) <= MAX_DIGITS
 
 
-def _short(text: str) -> str:
+def shortened(text: str) -> str:
+    """A selection as messages show it."""
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -68,7 +68,7 @@ class RecipeDoesNotFit(SpecError):
     template = "{where}: {key} is {found}, {expected}."
 
 
-class DiskTooSmall(OutOfSpace):
+class NoRoomForEngine(OutOfSpace):
     """The engine does not fit on the disk."""
 
     template = "{path}: the engine needs {expected:,} bytes, {found:,} are free."
@@ -308,7 +308,7 @@ def _save(model: Any, dtype: str, draft: Path) -> None:
     }
     needed = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
     if free_bytes(draft) < needed:
-        raise DiskTooSmall(path=draft.parent, expected=needed, found=free_bytes(draft))
+        raise NoRoomForEngine(path=draft.parent, expected=needed, found=free_bytes(draft))
     model.config.dtype = target
     with clear_write_errors(draft), quiet_transformers():
         model.save_pretrained(draft, state_dict=weights, max_shard_size="1000TB")

@@ -23,7 +23,8 @@ def open_source(spec: SourceSpec, known: dict[str, Any] | None = None) -> Source
         SourceError: nothing there, an unknown format or several; each message says what was found.
     """
     if spec.rows is not None:
-        from extract.selection import SelectedRows, parse_selection
+        from extract.selection import parse_selection
+        from extract.sources.selected import SelectedRows
 
         selection = parse_selection(spec.rows)
         return SelectedRows(open_source(replace(spec, rows=None), known), selection, spec.rows)

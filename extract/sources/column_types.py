@@ -18,7 +18,7 @@ EXPECTED: dict[InputKind, str] = {
 }
 
 
-class WrongColumnType(SourceError):
+class WrongInputType(SourceError):
     """The input column cannot be what `input` says it is."""
 
     template = (
@@ -69,7 +69,7 @@ def input_type(kind: InputKind, stored: pa.DataType, column: str, path: object) 
     """The type that an input column stored as `stored` is read as.
 
     Raises:
-        WrongColumnType: it cannot be an input of this kind.
+        WrongInputType: it cannot be an input of this kind.
     """
     plain = plain_type(stored)
     if pa.types.is_null(plain):
@@ -89,7 +89,7 @@ def input_type(kind: InputKind, stored: pa.DataType, column: str, path: object) 
                 return pa.list_(pa.int32())
             if pa.types.is_integer(item):
                 return pa.large_list(item) if pa.types.is_large_list(plain) else pa.list_(item)
-    raise WrongColumnType(path=path, column=column, found=stored, kind=kind, expected=EXPECTED[kind])
+    raise WrongInputType(path=path, column=column, found=stored, kind=kind, expected=EXPECTED[kind])
 
 
 def unify(column: str, types: Sequence[pa.DataType], paths: Sequence[object]) -> pa.DataType:
