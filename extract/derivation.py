@@ -19,9 +19,10 @@ import pyarrow as pa
 from extract.canonical import canonical_json
 from extract.claims import Claims
 from extract.commits import Commit, commit_path, committed_shards, shard_name
+from extract.completion import complete
 from extract.errors import ResumeRefused, SpecError
 from extract.job import JobDirectory, JobRecord, StoredJob, job_id, prepare, read_job
-from extract.manifest import Totals, finalize, tiling_problem, totals
+from extract.manifest import Totals, tiling_problem, totals
 from extract.output import Output
 from extract.progress import Progress
 from extract.publishing import commit_file, remove_leftovers
@@ -113,21 +114,19 @@ def derive(root: Path, target: Path, change: Change, progress: Progress | None =
             for shard in range(record.num_shards or 1):
                 if shard in done or not claims.claim(shard) or commit_path(directory.commits, shard).exists():
                     continue
-                remove_leftovers(directory, shard)
+                if claims.supported:
+                    remove_leftovers(directory, shard)
                 progress.wrote(_make(origin, record, directory, shard, progress))
                 made += 1
     finally:
         claims.close()
-        if directory.tmp.is_dir() and not any(directory.tmp.iterdir()):
-            directory.tmp.rmdir()
-    job = read_job(target)
-    finalize(job)
+    commits = complete(directory)
     return Derived(
         path=str(target),
-        job=job.job_id,
+        job=record.job_id,
         made_from=str(root),
         num_shards_made=made,
-        totals=totals(Output(job).shards),
+        totals=totals(commits),
         seconds=round(time.perf_counter() - started, 3),
     )
 

@@ -167,10 +167,11 @@ def prepare(root: Path, record: JobRecord) -> JobDirectory:
     directory = JobDirectory(root)
     if not directory.job_file.exists():
         with clear_write_errors(root):
-            leftovers = [path for path in root.iterdir() if not path.name.startswith(".")] if root.is_dir() else []
-            if leftovers:
+            others = [path for path in root.iterdir() if not path.name.startswith(".")] if root.is_dir() else []
+            if others and not directory.job_file.exists():  # else another process has just begun the same job
                 raise ForeignDirectory(path=root)
             root.mkdir(parents=True, exist_ok=True)
+            sync_directory(root.parent)
         create_once(directory.job_file, _job_json(record))
     check_same(read_job(root), record)
     with clear_write_errors(root):

@@ -77,13 +77,14 @@ def tiling_problem(job: StoredJob, commits: list[Commit]) -> str | None:
     return None
 
 
-def manifest_bytes(job: StoredJob) -> bytes:
-    """What `manifest.json` must hold, from the commit records.
+def manifest_bytes(job: StoredJob, commits: list[Commit] | None = None) -> bytes:
+    """What `manifest.json` must hold, from the commit records (read if they are not given).
 
     Raises:
         NotTiled: a shard is missing, or the ranges do not cover every row exactly once.
     """
-    commits = read_commits(job.directory.commits)
+    if commits is None:
+        commits = read_commits(job.directory.commits)
     problem = tiling_problem(job, commits)
     if problem is not None:
         raise NotTiled(path=job.directory.root, problem=problem)
@@ -97,13 +98,13 @@ def manifest_bytes(job: StoredJob) -> bytes:
     return json.dumps(manifest, indent=1, ensure_ascii=False).encode() + b"\n"
 
 
-def finalize(job: StoredJob) -> None:
+def finalize(job: StoredJob, commits: list[Commit] | None = None) -> None:
     """Write `manifest.json`; does nothing if the same one is there.
 
     Raises:
         NotTiled: see `manifest_bytes`.
     """
-    content = manifest_bytes(job)
+    content = manifest_bytes(job, commits)
     path = job.directory.manifest
     if not path.is_file() or path.read_bytes() != content:
         replace_file(path, content)

@@ -29,6 +29,7 @@ T = TypeVar("T")
 
 WINDOW_BYTES = 128 * 2**20
 WINDOW_TOKENS = 65_536
+GRACE_S = 5.0
 
 
 class ShardBroke(Exception):
@@ -180,9 +181,10 @@ class ahead(Iterator[T]):
         self._thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._leaving.set()
-        self._thread.join()
+        # Who interrupts twice does not wait for a read that hangs; the thread never writes, so it may be left behind.
+        self._thread.join(GRACE_S if kind is KeyboardInterrupt else None)
 
     def __next__(self) -> T:
         item, error = self._queue.get()

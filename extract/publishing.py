@@ -1,6 +1,5 @@
 """Computed windows -> one committed shard: encode, compress, hash, publish under the content's name, record once."""
 
-import contextlib
 import os
 import secrets
 import time
@@ -28,10 +27,16 @@ class ReserveReached(OutOfSpace):
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A shard that is done; `won` is false when another worker had committed it first."""
+    """A shard that is done.
+
+    Attributes:
+        won: false when another worker had committed it first.
+        beyond: a stream ended before this shard, so there is no such shard and nothing was committed.
+    """
 
     commit: Commit
     won: bool
+    beyond: bool = False
 
 
 def written(worker: Worker, directory: JobDirectory, items: Iterable[Computed]) -> Iterator[Finished]:
@@ -61,8 +66,14 @@ def written(worker: Worker, directory: JobDirectory, items: Iterable[Computed]) 
             for stage, more in zip(STAGES, (window.seconds, item.seconds, spent), strict=True):
                 seconds[stage] += more
             if facts is not None:
-                closed, writer = writer, None
-                yield commit_file(directory, closed.path, _record(worker, item, facts, seconds, doubled_bos))
+                commit = _record(worker, item, facts, seconds, doubled_bos)
+                if worker.plan.num_rows is None and _is_beyond(directory, commit):
+                    finished = Finished(commit, won=False, beyond=True)
+                else:
+                    finished = commit_file(directory, writer.path, commit)
+                writer.abort()  # nothing is left to remove, unless the file was not published
+                writer = None
+                yield finished
     finally:
         if writer is not None:
             writer.abort()
@@ -97,8 +108,19 @@ def _record(worker: Worker, last: Computed, facts: ShardFacts, seconds: dict[str
     )
 
 
+def _is_beyond(directory: JobDirectory, commit: Commit) -> bool:
+    """An empty shard of a stream says that the stream ended right after the shard before it, if that one is full.
+
+    Otherwise several workers on one stream would each commit the empty shard that they found behind the end.
+    """
+    if commit.num_rows or commit.shard == 0:
+        return False
+    before = commit_path(directory.commits, commit.shard - 1)
+    return not before.exists() or read_commit(before).last
+
+
 def remove_leftovers(directory: JobDirectory, shard: int) -> None:
-    """Remove temporary files of a shard that this process has claimed: whoever wrote them is gone."""
+    """Remove temporary files of a shard that this process has locked: whoever wrote them is gone."""
     if directory.tmp.is_dir():
         for path in directory.tmp.glob(f"{shard_name(shard)}.*"):
             path.unlink(missing_ok=True)
@@ -121,12 +143,18 @@ def _keep_reserve(worker: Worker, directory: JobDirectory) -> None:
 
 
 def commit_file(directory: JobDirectory, path: Path, commit: Commit) -> Finished:
-    """Publish a finished shard file and create its record, unless another worker's record is there."""
+    """Publish a finished shard file and create its record, unless another worker's record is there.
+
+    A file that is recorded is not even replaced by the same bytes: the record is looked for before publishing, too.
+    """
+    record = commit_path(directory.commits, commit.shard)
+    if record.exists():
+        path.unlink(missing_ok=True)
+        return Finished(read_commit(record), won=False)
     publish(path, directory.data / commit.data)
     if write_commit(directory.commits, commit):
         return Finished(commit, won=True)
-    winner = read_commit(commit_path(directory.commits, commit.shard))
+    winner = read_commit(record)
     if winner.data != commit.data:
-        with contextlib.suppress(FileNotFoundError):
-            (directory.data / commit.data).unlink()
-    return Finished(winner, won=False)
+        (directory.data / commit.data).unlink(missing_ok=True)
+    return Finished(winner, won=winner.attempt == commit.attempt)

@@ -14,15 +14,18 @@ from pathlib import Path
 
 from extract.errors import ExtractError, OutOfSpace
 
-NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+NO_SPACE = {
+    errno.ENOSPC: "no space left",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "a file larger than this process may write (ulimit -f) or the file system can hold",
+}
 
 
 class DiskFull(OutOfSpace):
     """A write failed for lack of space."""
 
     template = (
-        "{path}: no space left ({free:,} bytes free). What is committed stays: "
-        "make room, then run the same command again."
+        "{path}: {problem} ({free:,} bytes free). What is committed stays: make room, then run the same command again."
     )
 
 
@@ -50,7 +53,7 @@ def clear_write_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in NO_SPACE:
-            raise DiskFull(path=path, free=free_bytes(path)) from error
+            raise DiskFull(path=path, problem=NO_SPACE[error.errno], free=free_bytes(path)) from error
         raise CannotWrite(path=path, problem=error.strerror or error) from error
 
 
@@ -74,7 +77,8 @@ def create_once(path: Path, content: bytes) -> bool:
     """Create `path` holding `content`, whole and durable, if the name is free.
 
     Returns:
-        True if this call created it, False if it was there; what was there is never touched.
+        True if this call created it, False if it was there; what was there is never touched. On a network file system
+        a repeated request can say False of a name that this very call created: who cares compares the content.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
     with clear_write_errors(path):
@@ -87,6 +91,10 @@ def create_once(path: Path, content: bytes) -> bool:
                 os.link(temporary, path)
             except FileExistsError:
                 return False
+            except FileNotFoundError:
+                if path.exists():  # whoever finished the job swept our temporary file away
+                    return False
+                raise
             except OSError as error:
                 if error.errno in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
                     raise NoHardLinks(path=path.parent, problem=error.strerror) from None

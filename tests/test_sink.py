@@ -442,7 +442,9 @@ def test_a_full_disk_is_named_as_such(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     writer.abort()
     assert refused.value.exit_code == 8
-    assert str(refused.value).startswith(f"{tmp_path / 's.arrow'}: no space left (")
+    problem, _, advice = str(refused.value).partition(" (ulimit -f) or the file system can hold (")
+    assert problem == f"{tmp_path / 's.arrow'}: a file larger than this process may write"
+    assert advice.endswith(" bytes free). What is committed stays: make room, then run the same command again.")
     assert not list(tmp_path.iterdir())
 
 

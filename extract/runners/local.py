@@ -17,12 +17,13 @@ from typing import Any
 
 from extract.claims import Claims
 from extract.commits import Commit, commit_path, committed_shards, read_commit, read_commits
+from extract.completion import complete
 from extract.engine.contract import Runtime
 from extract.errors import Interrupted, ShardsFailed
 from extract.estimate import check_space, estimate
 from extract.job import JobDirectory, prepare, read_job
 from extract.jobs import Missing, OpenJob, open_job
-from extract.manifest import Totals, finalize, totals
+from extract.manifest import Totals, totals
 from extract.pipeline import ShardBroke, Worker, run_stages
 from extract.planning import Plan
 from extract.progress import Progress
@@ -37,7 +38,7 @@ class StopRequested(Interrupted):
     """A signal asked the run to stop."""
 
     template = (
-        "interrupted: {committed} of {shards} shards are committed in {path}; the shard in flight was dropped. "
+        "interrupted: {committed} shards are committed in {path}; what was in flight was dropped. "
         "Run the same command again to go on."
     )
 
@@ -87,16 +88,26 @@ def run(spec: JobSpec, *, progress: Progress | None = None, runtime: Runtime | N
     """
     if spec.output is None:
         raise Missing(what="output directory", key='output = "DIRECTORY"', option="-o DIRECTORY")
-    job = open_job(spec)
-    try:
-        assert job.output is not None  # checked above
-        directory = prepare(job.output, job.plan.record)
-        return run_in(job, directory, progress, runtime)
-    finally:
-        job.source.close()
+    directory = JobDirectory(Path(spec.output))
+    with _interruptible() as interrupts:
+        try:
+            job = open_job(spec)
+            try:
+                prepare(directory.root, job.plan.record)
+                return run_in(job, directory, progress, runtime, interrupts)
+            finally:
+                job.source.close()
+        except KeyboardInterrupt:
+            raise StopRequested(committed=_count(directory), path=directory.root) from None
 
 
-def run_in(job: OpenJob, directory: JobDirectory, progress: Progress | None, runtime: Runtime | None) -> Summary:
+def run_in(
+    job: OpenJob,
+    directory: JobDirectory,
+    progress: Progress | None,
+    runtime: Runtime | None,
+    interrupts: "Interrupts",
+) -> Summary:
     """Make the shards of an opened job that `directory` lacks."""
     started = time.perf_counter()
     plan = job.plan
@@ -104,8 +115,7 @@ def run_in(job: OpenJob, directory: JobDirectory, progress: Progress | None, run
     before = len(done)
     todo = _Todo(plan, directory, done)
     if todo.is_empty():
-        finalize(read_job(directory.root))
-        return _summary(directory, plan, before, 0, progress, started)
+        return _summary(directory, plan, complete(directory), before, 0, progress, started)
     found = estimate(plan, job.source, job.tokenizer, directory.root)
     check_space(found, plan, directory.root, sum(commit.num_bytes for commit in read_commits(directory.commits)))
     if runtime is None:
@@ -117,29 +127,22 @@ def run_in(job: OpenJob, directory: JobDirectory, progress: Progress | None, run
         progress = Progress(quiet=True)
     progress.expect(plan.num_rows, rows_before)
     claims = Claims(directory.claims)
-    stop = threading.Event()
     worker = Worker(
-        plan=plan, source=job.source, tokenizer=job.tokenizer, runtime=runtime, progress=progress, stop=stop
+        plan=plan, source=job.source, tokenizer=job.tokenizer, runtime=runtime, progress=progress, stop=interrupts.stop
     )
     made = 0
     try:
-        with _stopping(stop), progress:
+        with interrupts.gentle(), progress:
             for finished in _finished(worker, directory, todo, claims):
                 made += finished.won
-    except KeyboardInterrupt:
-        committed = len(committed_shards(directory.commits))
-        shards = "all" if plan.num_shards is None else f"{plan.num_shards:,}"
-        raise StopRequested(committed=f"{committed:,}", shards=shards, path=directory.root) from None
     finally:
         claims.close()
-        _remove_if_empty(directory.tmp)
     if todo.failed:
         details = "; ".join(f"shard {shard}: {reason}" for shard, reason in sorted(todo.failed.items())[:5])
         raise SomeShardsFailed(
             path=directory.root, failed=len(todo.failed), shards=plan.num_shards or "all", details=details
         )
-    finalize(read_job(directory.root))
-    return _summary(directory, plan, before, made, progress, started)
+    return _summary(directory, plan, complete(directory), before, made, progress, started)
 
 
 class _Todo:
@@ -159,8 +162,15 @@ class _Todo:
     def note(self, commit: Commit) -> None:
         """A shard is committed."""
         self.done.add(commit.shard)
-        if commit.last and self.plan.num_shards is None:
-            self.last = commit.shard
+        if self.plan.num_shards is None:
+            if commit.last:
+                self.last = commit.shard
+            elif self.last is not None and commit.shard >= self.last:  # it is full: the end may be right behind it
+                self.last = None
+
+    def note_end_before(self, shard: int) -> None:
+        """A stream has no row of this shard; the shards before it will tell whether it is needed to say so."""
+        self.last = shard - 1 if self.last is None else min(self.last, shard - 1)
 
     def left(self) -> Iterator[int]:
         """Shards neither done nor failed."""
@@ -187,8 +197,11 @@ def _finished(worker: Worker, directory: JobDirectory, todo: _Todo, claims: Clai
         claimed = _Claimed(directory, todo, claims, worker.stop)
         try:
             for finished in run_stages(worker, claimed, lambda items: written(worker, directory, items)):
-                todo.note(finished.commit)
                 claims.release(finished.commit.shard)
+                if finished.beyond:
+                    todo.note_end_before(finished.commit.shard)
+                    continue
+                todo.note(finished.commit)
                 worker.progress.wrote(finished.commit.num_bytes)
                 yield finished
         except ShardBroke as error:
@@ -218,35 +231,66 @@ class _Claimed(Iterable[int]):
                 self._todo.note(read_commit(path))
                 self._claims.release(shard)
                 continue
-            remove_leftovers(self._directory, shard)
+            if self._claims.supported:
+                remove_leftovers(self._directory, shard)
             self.any = True
             yield shard
 
 
-@contextmanager
-def _stopping(stop: threading.Event) -> Iterator[None]:
-    """The first SIGINT or SIGTERM asks for a clean stop, the second one breaks off at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+class Interrupts:
+    """What SIGINT and SIGTERM do: while shards are made, the first one asks for a clean stop; else they break off."""
 
-    def ask(number: int, frame: FrameType | None) -> None:
-        if stop.is_set():
+    def __init__(self) -> None:
+        self.stop = threading.Event()
+        self._gentle = False
+
+    @contextmanager
+    def gentle(self) -> Iterator[None]:
+        """While shards are made."""
+        self._gentle = True
+        try:
+            yield
+        finally:
+            self._gentle = False
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """Signal handler."""
+        if self.stop.is_set() or not self._gentle:
             raise KeyboardInterrupt
-        stop.set()
+        self.stop.set()
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+
+@contextmanager
+def _interruptible() -> Iterator[Interrupts]:
+    """Both signals go to `Interrupts`, where this is the main thread; elsewhere nothing can be caught."""
+    interrupts = Interrupts()
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupts
+        return
+    before = {number: signal.signal(number, interrupts.handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        yield interrupts
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
+def _count(directory: JobDirectory) -> str:
+    """How many shards are committed, such as 3 of 10, or 3 where nobody knows of how many."""
+    committed = len(committed_shards(directory.commits))
+    total = read_job(directory.root).num_shards if directory.job_file.is_file() else None
+    return f"{committed:,}" if total is None else f"{committed:,} of {total:,}"
+
+
 def _summary(
-    directory: JobDirectory, plan: Plan, before: int, made: int, progress: Progress | None, started: float
+    directory: JobDirectory,
+    plan: Plan,
+    commits: list[Commit],
+    before: int,
+    made: int,
+    progress: Progress | None,
+    started: float,
 ) -> Summary:
-    commits = read_commits(directory.commits)
     return Summary(
         path=str(directory.root),
         job=plan.record.job_id,
@@ -262,10 +306,3 @@ def _summary(
         if progress is not None and made
         else {},
     )
-
-
-def _remove_if_empty(path: Path) -> None:
-    try:
-        path.rmdir()
-    except OSError:
-        return

@@ -1,0 +1,68 @@
+"""The end of a job: the manifest, and nothing left of workers that died.
+
+A killed worker can leave a temporary file, or a data file that it had published but not recorded. Neither counts, so
+they may wait until the job is complete: then no worker needs a file that no record names, and they can go without
+asking whose they are. A finished job that is run again is not touched at all.
+"""
+
+import time
+from pathlib import Path
+
+from extract.claims import Claims
+from extract.commits import Commit, read_commits
+from extract.job import JobDirectory, read_job
+from extract.manifest import finalize
+from extract.store import clear_write_errors
+
+ABANDONED_S = 3600.0
+"""Where a file system has no locks, a file must not have been written for this long before it is removed."""
+
+
+def complete(directory: JobDirectory) -> list[Commit]:
+    """Write the manifest if it is not there, and remove what dead workers left. Needs every shard to be committed.
+
+    Holds a `Claims` of its own, so the caller's must be closed.
+
+    Returns:
+        All commit records, by shard.
+
+    Raises:
+        NotTiled: a shard is missing.
+    """
+    job, commits = read_job(directory.root), read_commits(directory.commits)
+    if directory.manifest.is_file() and not leftovers(directory, commits):
+        finalize(job, commits)  # nothing is written unless the manifest is another one
+        return commits
+    claims = Claims(directory.claims)
+    try:
+        claims.wait_for_end_of_job()
+        finalize(job, commits)
+        before = time.time() - (0.0 if claims.supported else ABANDONED_S)
+        with clear_write_errors(directory.root):
+            for path in leftovers(directory, commits):
+                if not claims.supported and _written_after(path, before):
+                    continue
+                path.unlink(missing_ok=True)
+            if claims.supported and directory.tmp.is_dir() and not any(directory.tmp.iterdir()):
+                directory.tmp.rmdir()
+    finally:
+        claims.close()
+    return commits
+
+
+def leftovers(directory: JobDirectory, commits: list[Commit]) -> list[Path]:
+    """Files of a complete job that no record names. Only names that `extract` gives are looked at."""
+    known = {commit.data for commit in commits}
+    return [
+        *(path for name in ("job", "manifest") for path in directory.root.glob(f".{name}.json.*")),
+        *directory.commits.glob(".shard-*.json.*"),
+        *directory.tmp.glob("shard-*"),
+        *(path for path in directory.data.glob("shard-*.arrow") if path.name not in known),
+    ]
+
+
+def _written_after(path: Path, moment: float) -> bool:
+    try:
+        return path.stat().st_mtime > moment
+    except FileNotFoundError:
+        return True
