@@ -4,10 +4,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from extract.engine.contract import CONTRACT_FILE
+from extract.errors import SpecError
+from extract.job import JobDirectory
 from extract.output import open_output
 from extract.shards.schema import METADATA_PREFIX
 
 SHOWN_VALUES = 6
+
+
+class NothingToInspect(SpecError):
+    """A path that is neither an engine nor an output."""
+
+    template = "{path}: neither an engine (no contract.json) nor an output directory (no job.json)."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +36,18 @@ class Inspection:
     def as_json(self) -> dict[str, Any]:
         """Plain values."""
         return asdict(self)
+
+
+def holds_engine(path: Path) -> bool:
+    """Whether an engine lies there (else an output does).
+
+    Raises:
+        NothingToInspect: neither.
+    """
+    engine = (path / CONTRACT_FILE).is_file()
+    if not engine and not JobDirectory(path).job_file.is_file():
+        raise NothingToInspect(path=path)
+    return engine
 
 
 def inspect_output(path: Path, row: int | None = None) -> Inspection:

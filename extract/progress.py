@@ -1,7 +1,7 @@
 """How far a run is, on stderr: a tqdm bar on a terminal, a line every few seconds elsewhere.
 
 A thread of its own prints, so that a sign of life comes within ten seconds even while the first pass is long, and the
-stages only add to counters.
+stages only add to counters. Nobody needs to listen: a closed stderr stops the printing, never the run.
 """
 
 import sys
@@ -40,6 +40,7 @@ class Progress:
         self.rows_total, self.rows_before = rows_total, rows_before
 
     def __enter__(self) -> "Progress":
+        self._started = time.perf_counter()
         if not self._quiet:
             if self._stream.isatty():
                 from tqdm import tqdm
@@ -93,15 +94,15 @@ class Progress:
             self.bytes_written += num_bytes
 
     def say(self, message: str) -> None:
-        """Print a message without breaking the bar."""
+        """Print a message without breaking the bar; nothing if quiet."""
         if self._bar is not None:
             self._bar.write(message, file=self._stream)
-        else:
+        elif not self._quiet:
             self._write(message)
 
     @property
     def wall_seconds(self) -> float:
-        """Since the run began."""
+        """Since the work began."""
         return time.perf_counter() - self._started
 
     @property
@@ -115,9 +116,18 @@ class Progress:
         wall = max(1e-9, self.wall_seconds)
         return {stage: seconds / wall for stage, seconds in self.seconds.items()}
 
+    @property
+    def rows_done(self) -> int:
+        """Rows done by this and earlier runs, as far as tokens tell; never more than the total.
+
+        A shard that broke and is made again would count twice.
+        """
+        done = self.rows_before + round(self._rows_done)
+        return done if self.rows_total is None else min(done, self.rows_total)
+
     def line(self) -> str:
         """The state in one line."""
-        done = self.rows_before + round(self._rows_done)
+        done = self.rows_done
         if self.rows_total is None:
             rows = f"{done:,} rows"
         else:
@@ -147,13 +157,16 @@ class Progress:
                 self._write(self.line())
 
     def _draw(self) -> None:
-        self._bar.n = self.rows_before + round(self._rows_done)
+        self._bar.n = self.rows_done
         text = f"{self.tokens_per_s:,.0f} tokens/s, {self.bytes_written / 1e6:,.1f} MB, {self._shares_text()}"
         self._bar.set_postfix_str(text, refresh=True)
 
     def _write(self, text: str) -> None:
-        self._stream.write(text + "\n")
-        self._stream.flush()
+        try:
+            self._stream.write(text + "\n")
+            self._stream.flush()
+        except (OSError, ValueError):  # a closed pipe or a closed stream
+            self._quiet = True
 
 
 def duration(seconds: float) -> str:

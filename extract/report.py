@@ -1,12 +1,15 @@
-"""Results as people read them and as JSON, on stdout. Every command's result goes through `emit`."""
+"""Results as people read them and as JSON, on stdout. Every command's result goes through `emit`.
+
+Knows the results' shapes but imports none of the modules that make them, so that showing help stays cheap.
+"""
 
 import json
+import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-
-import click
 
 from extract.progress import duration
 
@@ -24,8 +27,14 @@ T = TypeVar("T")
 
 
 def emit(result: T, text: Callable[[T], str], as_json: bool) -> None:
-    """Print a result: one JSON document, or the text that `text` makes of it."""
-    click.echo(json.dumps(_plain(result), indent=1, ensure_ascii=False, default=str) if as_json else text(result))
+    """Print a result on stdout: one JSON document, or the text that `text` makes of it."""
+    out = sys.stdout
+    if out is None:  # closed by who started us
+        return
+    unicode = (out.encoding or "").lower().startswith("utf")
+    shown = json.dumps(_plain(result), indent=1, ensure_ascii=not unicode, default=str) if as_json else text(result)
+    out.write(shown + "\n")
+    out.flush()
 
 
 def plan_text(found: "PlannedJob") -> str:
@@ -141,7 +150,7 @@ def output_text(found: "Inspection") -> str:
         "columns",
         *(f"  {name:<22} {kind}" for name, kind in found.columns.items()),
         "metadata",
-        *(f"  {key:<22} {_cut(value, 160)}" for key, value in found.metadata.items()),
+        *(f"  {key:<22} {_cut(_one_line(value), 160)}" for key, value in found.metadata.items()),
     ]
     if found.row is not None:
         lines.append("row")
@@ -230,6 +239,10 @@ def _size(num_bytes: float) -> str:
     return f"{num_bytes:,.0f} bytes"
 
 
+def _one_line(text: str) -> str:
+    return " | ".join(text.splitlines())
+
+
 def _cut(text: str, length: int) -> str:
     return text if len(text) <= length else f"{text[: length - 3]}..."
 
@@ -240,11 +253,14 @@ def _ends(items: list[Any], shown: int = 8) -> str:
     return f"{' '.join(map(str, items[:shown]))} ... {' '.join(map(str, items[-shown:]))}"
 
 
-def _plain(result: Any) -> Any:
-    if hasattr(result, "as_json"):
-        return result.as_json()
-    if isinstance(result, Mapping):
-        return {key: _plain(value) for key, value in result.items()}
-    if is_dataclass(result) and not isinstance(result, type):
-        return asdict(result)
-    return result
+def _plain(value: Any) -> Any:
+    """As JSON knows values: numbers that are not finite, as a carried column may hold them, become null."""
+    if hasattr(value, "as_json"):
+        return _plain(value.as_json())
+    if is_dataclass(value) and not isinstance(value, type):
+        return _plain(asdict(value))
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

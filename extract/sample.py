@@ -21,6 +21,12 @@ class NoPassages(SpecError):
     template = "{path}: no Python sources found, so there are no docstrings to sample. Use a dataset of your own."
 
 
+class SampleExists(SpecError):
+    """The file to write is there already."""
+
+    template = "{path}: exists already. Choose another file with -o, or remove this one first."
+
+
 @dataclass(frozen=True, slots=True)
 class Passage:
     """One docstring: where it stands and what it says."""
@@ -54,10 +60,16 @@ def spread(count: int) -> list[Passage]:
 
 
 def write_sample(path: Path, count: int) -> int:
-    """Write passages as a Parquet file with columns `id`, `module`, `text`; returns how many rows it holds."""
+    """Write passages as a Parquet file with columns `id`, `module`, `text`; returns how many rows it holds.
+
+    Raises:
+        SampleExists: something of that name is there.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    if path.exists():
+        raise SampleExists(path=path)
     chosen = spread(count)
     table = pa.table({key: [getattr(passage, key) for passage in chosen] for key in ("id", "module", "text")})
     with clear_write_errors(path):

@@ -15,6 +15,12 @@ from extract.errors import BadValue, UnknownKey, UnreadableSpec
 
 T = TypeVar("T")
 
+MAX_INT = 2**63 - 1
+"""Whole numbers are int64, as in TOML and Arrow."""
+
+NAMES = {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}
+PLURALS = {str: "strings", int: "whole numbers", float: "numbers"}
+
 
 def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a TOML file; errors name the file, and the line where it does not parse."""
@@ -22,9 +28,13 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UnreadableSpec(path=path, problem="no such file.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UnreadableSpec(path=path, problem=f"cannot be read: {error}.") from None
-    except tomllib.TOMLDecodeError as error:
+    except OSError as error:
+        raise UnreadableSpec(path=path, problem=f"cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError as error:
+        raise UnreadableSpec(path=path, problem=f"not UTF-8 text: {error.reason} at byte {error.start:,}.") from None
+    except RecursionError:
+        raise UnreadableSpec(path=path, problem="not valid TOML: nested too deeply.") from None
+    except ValueError as error:  # TOMLDecodeError, or a number with too many digits for Python
         raise UnreadableSpec(path=path, problem=f"not valid TOML: {error}.") from None
 
 
@@ -86,9 +96,9 @@ def _coerce(hint: Any, value: Any, where: str, key: str) -> Any:
 
 def _is_a(value: Any, kind: Any) -> bool:
     if kind is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
+        return isinstance(value, float) or _is_a(value, int)
     if kind is int:
-        return isinstance(value, int) and not isinstance(value, bool)
+        return isinstance(value, int) and not isinstance(value, bool) and -MAX_INT - 1 <= value <= MAX_INT
     return isinstance(value, kind)
 
 
@@ -102,9 +112,9 @@ def _expected(hint: Any) -> str:
     if typing.get_origin(hint) is typing.Literal:
         return "one of " + ", ".join(f'"{value}"' for value in typing.get_args(hint))
     if typing.get_origin(hint) is tuple:
-        return f"a list of {_expected(typing.get_args(hint)[0])}"
-    names = {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}
-    return names.get(hint, "a table")
+        inner = typing.get_args(hint)[0]
+        return f"a list of {PLURALS.get(inner, 'tables')}"
+    return NAMES.get(hint, "a table")
 
 
 def _shown(value: Any) -> str:

@@ -1,8 +1,13 @@
-"""The command line: parse, call one library function, render. Commands are imported when they are called for."""
+"""The command line: parse, call one library function, render. Commands are imported when they are called for.
+
+Whatever a user or the data did wrong ends as one message on stderr that starts with `extract:`, and an exit code. An
+exception that is neither ours nor click's is a bug: Python prints its traceback and exits with 1.
+"""
 
 import importlib
+import io
 import sys
-from typing import Any
+from typing import NoReturn
 
 import click
 
@@ -20,6 +25,8 @@ COMMANDS = {
     "sample": "extract.cli.show",
 }
 """In the order of a job."""
+
+USAGE, OUT_OF_MEMORY, INTERRUPTED = 2, 8, 130
 
 EPILOG = """\b
 Exit codes: 0 complete; 1 internal error; 2 usage, job spec or recipe;
@@ -48,22 +55,46 @@ class Commands(click.Group):
 @click.group(cls=Commands, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="extract-hidden-states", prog_name="extract")
 def cli() -> None:
-    """Turn a decoder language model and a dataset into hidden states, offline and in bulk.
+    """Turn a decoder language model and a dataset into hidden states.
+
+    Offline and in bulk: build an engine from a checkpoint once, then run jobs with it. Results go to stdout, progress
+    and messages to stderr.
 
     \b
-    Build an engine from a checkpoint once, then run jobs with it:
+    Example:
         extract build HuggingFaceTB/SmolLM2-135M -o engine
         extract run --engine engine --data texts.parquet -o out
         extract verify out
     """
 
 
-def main(arguments: list[str] | None = None) -> Any:
-    """Entry point: a user's or the data's fault is one message on stderr and an exit code, never a traceback."""
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Entry point: runs a command and exits with its code."""
+    _let_any_text_be_printed()
     try:
-        return cli(arguments, standalone_mode=True)
+        sys.exit(cli.main(arguments, prog_name="extract", standalone_mode=False))
     except ExtractError as error:
-        click.echo(f"extract: {error}", err=True)
-        sys.exit(error.exit_code)
-    except BrokenPipeError:
-        sys.exit(1)
+        _exit(str(error), error.exit_code)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        sys.exit(USAGE)
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx is not None else "extract"
+        _exit(f"{error.format_message()} See {command} --help", USAGE)
+    except click.ClickException as error:
+        _exit(error.format_message(), USAGE)
+    except (click.Abort, KeyboardInterrupt):
+        _exit("interrupted. Nothing that was finished is lost; run the same command again to go on.", INTERRUPTED)
+    except MemoryError:
+        _exit("out of memory. Use a smaller --max-tokens, or a machine with more memory.", OUT_OF_MEMORY)
+
+
+def _exit(message: str, code: int) -> NoReturn:
+    click.echo(f"extract: {message}", err=True)
+    sys.exit(code)
+
+
+def _let_any_text_be_printed() -> None:
+    """A terminal that lacks a character gets its escape: printing a text must not break a command."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")

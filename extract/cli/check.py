@@ -21,14 +21,20 @@ from extract.spec import Compression, ValueType
     show_default=True,
     help="Also compute this many rows again with the plain model, and tokenise them again from the source.",
 )
-@click.option("--engine", metavar="DIR", type=click.Path(path_type=Path), help="Where the job's engine lies now.")
+@click.option(
+    "--engine",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Where the job's engine lies now, for --recompute.  [default: where it lay]",
+)
 @click.option("--repair", is_flag=True, help="Move shards that fail aside; the next run makes them again.")
 @json_option
 def verify_command(out: Path, recompute: int, engine: Path | None, repair: bool, as_json: bool) -> None:
-    """Check every shard of an output, finished or not, against its commit record.
+    """Check every shard of an output, finished or not.
 
-    Reads each file once, at the speed of the disk: hashes, sizes, schema, rows in order and complete, outcomes, states
-    per row, finite values, and that the shards tile the source. Needs no engine unless rows are recomputed.
+    Use it after a run, a copy or a crash. Reads each file once, at the speed of the disk, and compares it with its
+    commit record: hashes, sizes, schema, rows in order and complete, outcomes, states per row, finite values, and that
+    the shards tile the source. Needs no engine unless rows are recomputed.
 
     \b
     Example:
@@ -44,22 +50,31 @@ def verify_command(out: Path, recompute: int, engine: Path | None, repair: bool,
 
 @click.command("reprocess")
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
-@click.option("-o", "--output", metavar="OUT2", required=True, type=click.Path(path_type=Path), help="New output.")
-@click.option("--shards", metavar="RANGES", help="With the engine: only these shards, such as 3,5-7.")
-@click.option("--rows", metavar="RANGES", help="With the engine: only these source rows, such as 0-99,250.")
+@click.option(
+    "-o", "--output", metavar="OUT2", required=True, type=click.Path(path_type=Path), help="New output directory."
+)
+@click.option("--shards", metavar="RANGES", help="Only these shards, such as 3,5-7.  [default: all]")
+@click.option("--rows", metavar="RANGES", help="Only these source rows, such as 0-99,250.  [default: all]")
 @click.option(
     "--outcome",
     "outcomes",
     multiple=True,
     type=click.Choice([str(outcome) for outcome in Outcome]),
-    help="With the engine: only rows that ended so; may be given several times.",
+    help="Only rows that ended so; may be given several times.  [default: all]",
 )
-@click.option("--engine", metavar="DIR", help="With another engine than the one that made OUT.")
-@click.option("--cast", type=click.Choice(get_args(ValueType)), help="Another stored type.")
-@click.option("--pool", type=click.Choice(["last", "mean", "first"]), help="One state a row.")
-@click.option("--rows-per-shard", metavar="ROWS", type=click.IntRange(min=1), help="Another shard size.")
-@click.option("--compression", type=click.Choice(get_args(Compression)), help="Another compression.")
-@click.option("--compression-level", metavar="1-19", type=click.IntRange(1, 19), help="Of zstd.")
+@click.option("--engine", metavar="DIR", help="Compute with this engine.  [default: the one that made OUT]")
+@click.option("--cast", type=click.Choice(get_args(ValueType)), help="Stored type.  [default: as in OUT]")
+@click.option("--pool", type=click.Choice(["last", "mean", "first"]), help="One state a row.  [default: as in OUT]")
+@click.option(
+    "--rows-per-shard",
+    metavar="ROWS",
+    type=click.IntRange(min=1),
+    help="Source rows of a shard file.  [default: as in OUT; by size where rows are computed]",
+)
+@click.option(
+    "--compression", type=click.Choice(get_args(Compression)), help="Of the shard files.  [default: as in OUT]"
+)
+@click.option("--compression-level", metavar="1-19", type=click.IntRange(1, 19), help="Of zstd.  [default: as in OUT]")
 @click.option("--quiet", is_flag=True, help="No progress on stderr.")
 @json_option
 def reprocess_command(
@@ -79,8 +94,9 @@ def reprocess_command(
 ) -> None:
     """Make another output from OUT; never in place.
 
-    With --shards, --rows, --outcome or --engine, the chosen rows are computed again from the source with the engine.
-    With only --cast, --pool, --rows-per-shard or --compression, what is stored is rewritten without the model.
+    With --shards, --rows, --outcome or --engine, the chosen rows are computed again from the source with the engine:
+    after a fix, or to look closer. With only --cast, --pool, --rows-per-shard or --compression, what is stored is
+    rewritten without the model.
 
     \b
     Example:

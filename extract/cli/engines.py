@@ -4,33 +4,49 @@ from pathlib import Path
 
 import click
 
-from extract.cli.options import json_option
+from extract.cli.options import choices_of, json_option
+from extract.engine.recipe import Recipe
 from extract.report import contract_text, emit, families_text
 
 
 @click.command("build")
 @click.argument("checkpoint", metavar="CHECKPOINT")
 @click.option("-o", "--output", metavar="DIR", required=True, type=click.Path(path_type=Path), help="Engine directory.")
-@click.option("--recipe", metavar="RECIPE", help="Recipe file (TOML), or the name of one that comes with extract.")
+@click.option("--recipe", metavar="RECIPE", help="Recipe: a TOML file, or the name of a shipped one.  [default: none]")
 @click.option(
-    "--device", type=click.Choice(["auto", "cpu", "cuda"]), help="Where the engine will run.  [default: auto]"
+    "--device",
+    type=click.Choice(choices_of(Recipe, "device")),
+    help="Where the engine will run.  [default: the recipe's, auto]",
 )
 @click.option(
     "--dtype",
-    type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
-    help="Precision; auto is the checkpoint's own where the device computes in it.  [default: auto]",
+    type=click.Choice(choices_of(Recipe, "dtype")),
+    help="Precision; auto is the checkpoint's own where the device computes in it.  [default: the recipe's, auto]",
 )
-@click.option("--max-input-tokens", metavar="TOKENS", type=int, help="Longest row.  [default: 128]")
-@click.option("--max-sequences", metavar="SEQUENCES", type=int, help="Sequences of one pass.  [default: 8192]")
 @click.option(
-    "--max-tokens", metavar="TOKENS", type=int, help="Tokens of one pass.  [default: 4096 on a CPU, 131072 on a card]"
+    "--max-input-tokens",
+    metavar="TOKENS",
+    type=int,
+    help=f"Longest row.  [default: the recipe's, {Recipe().max_input_tokens}]",
+)
+@click.option(
+    "--max-sequences",
+    metavar="SEQUENCES",
+    type=int,
+    help=f"Most sequences of one pass.  [default: the recipe's, {Recipe().max_sequences:,}]",
+)
+@click.option(
+    "--max-tokens",
+    metavar="TOKENS",
+    type=int,
+    help="Most tokens of one pass.  [default: the recipe's, 4,096 on a CPU, 131,072 on a card]",
 )
 @click.option(
     "--layout",
-    type=click.Choice(["auto", "packed", "dense"]),
-    help="How sequences share a pass; auto takes the first that is proven.  [default: auto]",
+    type=click.Choice(choices_of(Recipe, "layout")),
+    help="How sequences share a pass; auto takes the first that is proven.  [default: the recipe's, auto]",
 )
-@click.option("--revision", metavar="REV", help="Branch, tag or commit of a hub checkpoint.")
+@click.option("--revision", metavar="REV", help="Branch, tag or commit of a hub checkpoint.  [default: main]")
 @click.option("--allow-pickle", is_flag=True, help="Read weights from pickled .bin files, through the safe loader.")
 @click.option("--allow-no-final-norm", is_flag=True, help="Take the output as it is where a model has no final norm.")
 @click.option("--quiet", is_flag=True, help="No steps on stderr.")
@@ -51,11 +67,12 @@ def build_command(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Build an engine from a checkpoint: a Hugging Face directory, a hub id or a GGUF file.
+    """Build an engine from a checkpoint.
 
-    The engine holds the decoder without its head, the tokenizer, and a contract that says what was built, for which
-    device and limits, and how near it is to the plain model. The build proves that and refuses what it cannot prove.
-    Do it once per checkpoint, device and precision; a job needs nothing but the engine directory.
+    CHECKPOINT is a Hugging Face directory, the hub id of one in the local cache, or a GGUF file. The engine holds the
+    decoder without its head, the tokenizer, and a contract that says what was built, for which device and limits, and
+    how near it is to the plain model. The build proves that and refuses what it cannot prove. Do it once per
+    checkpoint, device and precision; a job needs nothing but the engine directory.
 
     \b
     Example:
@@ -63,7 +80,7 @@ def build_command(
     """
     from extract import assets
     from extract.engine.builder import build
-    from extract.engine.recipe import Recipe, load_recipe, override
+    from extract.engine.recipe import load_recipe, override
 
     chosen = load_recipe(assets.find("engines", recipe)) if recipe is not None else Recipe()
     chosen = override(
@@ -90,7 +107,7 @@ def build_command(
 @click.command("families")
 @json_option
 def families_command(as_json: bool) -> None:
-    """List the model families that were tried, and how each one runs.
+    """List the model families that were tried, and how each runs.
 
     A build does not consult this table: it proves the checkpoint at hand. packed: sequences of any length share a pass;
     dense: sequences of equal length do; refused: not a causal decoder.

@@ -15,9 +15,9 @@ from extract.spec import JobSpec
 def plan_command(spec: JobSpec, as_json: bool) -> None:
     """Say what a job will do and cost, before any weights load.
 
-    Reads the source's layout and tokenises a sample of its rows: rows, tokens, truncations, shards, bytes, time, free
-    disk, and one row as the model will see it. Refuses what `run` would refuse. SPEC is a job spec (TOML) or the name
-    of one that comes with extract; options go over it.
+    Use it before every long run. Reads the source's layout and tokenises a sample of its rows: rows, tokens,
+    truncations, shards, bytes, time, free disk, and one row as the model will see it. Refuses what `run` would refuse.
+    SPEC is a job spec (TOML) or the name of one that comes with extract; options go over it.
 
     \b
     Example:
@@ -53,7 +53,9 @@ def run_command(spec: JobSpec, quiet: bool, as_json: bool) -> None:
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
 @json_option
 def status_command(out: Path, as_json: bool) -> None:
-    """Say how far a job is, finished, running or killed. Needs no engine and reads no data file.
+    """Say how far a job is, finished, running or killed.
+
+    Use it from another terminal or machine while a job runs. Reads the commit records only: no engine, no data file.
 
     \b
     Example:

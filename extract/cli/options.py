@@ -4,7 +4,6 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass
-from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
 import click
@@ -74,13 +73,20 @@ JOB_OPTIONS = (
 )
 
 NONE_MEANS = {
+    "carry": "none",
+    "id_column": "none",
     "limit": "all",
     "max_input_tokens": "the engine's limit",
     "max_sequences": "the engine's limit",
     "max_tokens": "the engine's limit",
+    "name": "the dataset's only one",
+    "prefix": "none",
+    "revision": "main",
+    "rows": "all",
     "rows_per_shard": "chosen by size",
     "threads": "all that this process may use",
 }
+"""What an option that is not given stands for, where the spec's default does not say it."""
 
 
 def job_options(command: F) -> F:
@@ -95,8 +101,10 @@ def job_options(command: F) -> F:
     wrapped: Any = with_spec
     for option in reversed(JOB_OPTIONS):
         wrapped = _click_option(option)(wrapped)
-    wrapped = click.option("-o", "--output", metavar="DIR", help="Output directory (over the job spec's).")(wrapped)
-    wrapped = click.option("--engine", metavar="DIR", help="Engine directory (over the job spec's).")(wrapped)
+    wrapped = click.option("-o", "--output", metavar="DIR", help="Output directory.  [default: the job spec's]")(
+        wrapped
+    )
+    wrapped = click.option("--engine", metavar="DIR", help="Engine directory.  [default: the job spec's]")(wrapped)
     decorated: F = click.argument("spec", required=False, metavar="[SPEC]")(wrapped)
     return decorated
 
@@ -106,9 +114,9 @@ def json_option(command: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")(command)
 
 
-def existing(path: str) -> Path:
-    """A directory argument."""
-    return Path(path)
+def choices_of(settings: type[Any], key: str) -> list[str]:
+    """The values that a `Literal` field takes."""
+    return list(get_args(get_type_hints(settings)[key]))
 
 
 def _spec(path: str | None, engine: str | None, output: str | None, options: dict[JobOption, Any]) -> JobSpec:
@@ -117,14 +125,15 @@ def _spec(path: str | None, engine: str | None, output: str | None, options: dic
     if path is not None:
         file = assets.find("jobs", path)
         table, where = read_toml(file), str(file)
-    for option, value in options.items():
-        if value is None or value == ():
-            continue
+    given = {option: value for option, value in options.items() if value not in (None, ())}
+    if path is not None and given:
+        where += ", options over it"
+    for option, value in given.items():
         inner = table.setdefault(option.table, {})
         if isinstance(inner, dict):
             inner[option.key] = value
     table |= {key: value for key, value in (("engine", engine), ("output", output)) if value is not None}
-    if "source" not in table:
+    if path is None and "path" not in table.get("source", {}):
         raise click.UsageError("No data given. Name a job spec, or give --data PATH.")
     return parse(JobSpec, table, where)
 

@@ -10,21 +10,24 @@ from extract.report import contract_text, emit, output_text, sample_text
 
 @click.command("inspect")
 @click.argument("path", metavar="ENGINE|OUT", type=click.Path(path_type=Path))
-@click.option("--row", metavar="ROW", type=int, help="Of an output: show this source row.")
+@click.option(
+    "--row", metavar="ROW", type=click.IntRange(min=0), help="Of an output: also show this source row.  [default: none]"
+)
 @json_option
 def inspect_command(path: Path, row: int | None, as_json: bool) -> None:
-    """Show what an engine promises, or what an output directory holds.
+    """Show what an engine promises, or what an output holds.
 
-    Of an engine: its contract. Of an output: schema, metadata, shards, and one row if asked.
+    Of an engine: its contract. Of an output: schema, metadata, shards, and one row if asked. Use it to see what made
+    an output, and to read a row without writing code. Reads no weights.
 
     \b
     Example:
         extract inspect out --row 7
     """
-    from extract.engine.contract import CONTRACT_FILE, read_contract
-    from extract.inspection import inspect_output
+    from extract.engine.contract import read_contract
+    from extract.inspection import holds_engine, inspect_output
 
-    if (path / CONTRACT_FILE).is_file() or not (path / "job.json").is_file():
+    if holds_engine(path):
         if row is not None:
             raise click.UsageError("--row is for output directories; this is an engine.")
         emit(read_contract(path), lambda found: contract_text(found, path), as_json)
@@ -34,12 +37,20 @@ def inspect_command(path: Path, row: int | None, as_json: bool) -> None:
 
 @click.command("sample")
 @click.option("-o", "--output", metavar="FILE", required=True, type=click.Path(path_type=Path), help="Parquet file.")
-@click.option("--rows", metavar="ROWS", type=click.IntRange(min=1), default=1000, show_default=True, help="How many.")
+@click.option(
+    "--rows",
+    metavar="ROWS",
+    type=click.IntRange(min=1),
+    default=1000,
+    show_default=True,
+    help="How many passages; all, if there are fewer.",
+)
 @json_option
 def sample_command(output: Path, rows: int, as_json: bool) -> None:
-    """Write a Parquet file of real passages to try things on: docstrings of Python's standard library.
+    """Write a Parquet file of real passages to try things on.
 
-    Columns `id`, `module` and `text`; passages are taken at even distances, so the same Python gives the same file.
+    They are docstrings of Python's standard library, with columns `id`, `module` and `text`, taken at even distances,
+    so the same Python gives the same file. An existing file is never overwritten.
 
     \b
     Example:

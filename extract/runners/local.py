@@ -89,6 +89,9 @@ def run(spec: JobSpec, *, progress: Progress | None = None, runtime: Runtime | N
     if spec.output is None:
         raise Missing(what="output directory", key='output = "DIRECTORY"', option="-o DIRECTORY")
     directory = JobDirectory(Path(spec.output))
+    if progress is None:
+        progress = Progress(quiet=True)
+    progress.say("reading the layout of the source")
     with _interruptible() as interrupts:
         try:
             job = open_job(spec)
@@ -104,7 +107,7 @@ def run(spec: JobSpec, *, progress: Progress | None = None, runtime: Runtime | N
 def run_in(
     job: OpenJob,
     directory: JobDirectory,
-    progress: Progress | None,
+    progress: Progress,
     runtime: Runtime | None,
     interrupts: "Interrupts",
 ) -> Summary:
@@ -121,10 +124,9 @@ def run_in(
     if runtime is None:
         from extract.engine.torch_runtime import load_runtime
 
+        progress.say(f"loading {job.engine}")
         runtime = load_runtime(job.engine, threads=plan.spec.run.threads or len(os.sched_getaffinity(0)))
     rows_before = sum(stop - start for start, stop in map(plan.rows_of, done)) if plan.num_rows is not None else 0
-    if progress is None:
-        progress = Progress(quiet=True)
     progress.expect(plan.num_rows, rows_before)
     claims = Claims(directory.claims)
     worker = Worker(
@@ -288,7 +290,7 @@ def _summary(
     commits: list[Commit],
     before: int,
     made: int,
-    progress: Progress | None,
+    progress: Progress,
     started: float,
 ) -> Summary:
     return Summary(
@@ -299,10 +301,8 @@ def _summary(
         num_shards_made=made,
         num_shards_before=before,
         totals=totals(commits),
-        tokens_computed=progress.tokens if progress is not None else 0,
+        tokens_computed=progress.tokens,
         seconds=round(time.perf_counter() - started, 3),
-        tokens_per_s=round(progress.tokens_per_s, 1) if progress is not None and made else 0.0,
-        stage_shares={stage: round(share, 4) for stage, share in progress.shares().items()}
-        if progress is not None and made
-        else {},
+        tokens_per_s=round(progress.tokens_per_s, 1) if made else 0.0,
+        stage_shares={stage: round(share, 4) for stage, share in progress.shares().items()} if made else {},
     )
