@@ -128,6 +128,14 @@ def test_five_megabytes_take_milliseconds_and_flat_memory() -> None:
     assert grown < 50 * 1024  # KiB; whole, it takes hundreds of MiB
 
 
+def test_nothing_is_believed_of_a_text_that_ends_with_the_last_wanted_token() -> None:
+    precut = PreCut(byte_pairs([]))
+    text = "7" * 300
+    assert precut.ids_before_cut(text, 300) is None
+    assert precut.ids_before_cut(text, 301 - precut.margin) is None
+    assert len(precut.ids_before_cut(text, 300 - precut.margin) or []) == 300 - precut.margin
+
+
 # --- the margin ------------------------------------------------------------------------------------------------------
 
 
@@ -136,7 +144,7 @@ def test_the_margin_is_twice_the_longest_token() -> None:
     assert PreCut(byte_pairs(runs(64, 128))).margin == 256
 
 
-@pytest.mark.parametrize("lengths", [(16,), (32, 48, 63), (64, 96, 127, 128), (64, 80, 100, 190)], ids=str)
+@pytest.mark.parametrize("lengths", [(16,), (32, 48, 63), (64, 96, 127, 128), (32, 64, 128, 256)], ids=str)
 def test_tokens_longer_than_the_least_margin_are_exact_too(lengths: tuple[int, ...]) -> None:
     precut = PreCut(byte_pairs(runs(*lengths)))
     text = "x" + " " * 6000
