@@ -162,8 +162,6 @@ class Output:
     def dataset(self) -> "pyarrow.dataset.Dataset":
         """All finished shards as a pyarrow dataset: scanned lazily, filtered and projected; states as stored."""
         files = [str(self.job.directory.data / commit.data) for commit in self.shards]
-        if not files:
-            return pyarrow.dataset.dataset(self.schema.empty_table())
         return pyarrow.dataset.dataset(files, format="ipc", schema=self.schema)
 
     def table(self, columns: Sequence[str] | None = None, *, decoded: bool = False) -> pa.Table:
