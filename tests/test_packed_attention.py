@@ -12,19 +12,12 @@ from torch import nn
 from transformers import AutoModel
 
 from extract.engine import torch_attention
-from extract.engine.torch_attention import (
-    PACKED_ATTENTION,
-    Group,
-    MaskPattern,
-    PackedAttentionRefused,
-    groups_of,
-    packed_attention,
-    packed_pass,
-)
+from extract.engine.torch_attention import PACKED_ATTENTION, MaskPattern, packed_attention
 from extract.engine.torch_decoder import PackedRefused, TorchDecoder, UnequalLengths
 from extract.engine.torch_final_norm import NoFinalNorm, find_final_norm
 from extract.engine.torch_head import _with_head, head_input
-from extract.engine.torch_proof import NotCausal, NotExact, packed_limits, prove
+from extract.engine.torch_packed_pass import Group, PackedAttentionRefused, groups_of, packed_pass
+from extract.engine.torch_proof import NotCausal, NotExact, PlainModelFails, packed_limits, prove
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:transformers")
 
@@ -430,6 +423,14 @@ def test_a_hybrid_leaks_when_packed_and_is_refused_with_numbers():
 def test_what_looks_at_later_tokens_is_refused_by_name(model_type, changes):
     with pytest.raises(NotCausal, match=f"^{model_type}: not a causal decoder: changing later tokens moved"):
         prove(built(model_type, **changes), max_input_tokens=32, max_tokens=128)
+
+
+def test_rows_longer_than_the_model_can_run_are_refused_by_name():
+    with pytest.raises(PlainModelFails) as refused:
+        prove(small_model("gpt2"), max_input_tokens=300, max_tokens=600)  # 256 learned positions
+    assert str(refused.value) == (
+        "gpt2: the model itself fails on rows of up to 300 tokens: IndexError: index out of range in self"
+    )
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])

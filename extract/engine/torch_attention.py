@@ -2,8 +2,7 @@
 
 Two functions are registered under one name. The mask function returns the pattern that the model asks for (plain
 causal, window, chunk) instead of a mask of the whole row; the attention function computes each group of consecutive
-sequences of equal length as one batch. Where sequences begin and end reaches both through a context variable: a keyword
-argument of `forward` is dropped by some families on its way down.
+sequences of equal length as one batch.
 
 Refuses to know layers, positions and rotations. An argument without a known meaning is an error, never ignored: a model
 that hands over a bias, an index or a sink under another name would otherwise be computed without it.
@@ -11,21 +10,15 @@ that hands over a bias, an index or a sink under another name would otherwise be
 Letters: T tokens of the row, n sequences of a group, L their length, D head size, Dv head size of the values.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from extract.errors import EngineRefused
+from extract.engine.torch_packed_pass import PackedAttentionRefused, PackedPass, current_pass
 
 PACKED_ATTENTION = "extract_packed"
 """The name under which transformers finds the two functions of this module."""
@@ -35,57 +28,6 @@ MAX_SCORES = 2**26
 
 # What models hand down together with the arguments of attention, and what changes nothing in its result.
 WITHOUT_EFFECT = frozenset({"position_ids", "use_cache", "output_attentions", "output_hidden_states", "cache"})
-
-
-class PackedAttentionRefused(EngineRefused):
-    """A model asks its attention for something that the packed one does not compute."""
-
-    template = "packed attention: {module} passes {found}, {expected}. Build this checkpoint with layout dense."
-
-
-class Group(NamedTuple):
-    """Consecutive sequences of equal length, the first one at token `start`."""
-
-    start: int
-    num_sequences: int
-    length: int
-
-
-@dataclass(slots=True)
-class PackedPass:
-    """One forward pass over a packed row, and how often attention was called in it."""
-
-    groups: tuple[Group, ...]
-    num_tokens: int
-    calls: int = 0
-
-    @property
-    def longest(self) -> Group:
-        """The group of the longest sequences."""
-        return max(self.groups, key=lambda group: group.length)
-
-
-_current: ContextVar[PackedPass] = ContextVar("packed_pass")
-
-
-def groups_of(cu_seqlens: npt.NDArray[np.integer[Any]]) -> tuple[Group, ...]:
-    """Runs of equal length in `cu_seqlens` [B + 1]; few and long where the caller sorts by length."""
-    lengths = np.diff(cu_seqlens)
-    bounds = np.concatenate(([0], np.flatnonzero(np.diff(lengths)) + 1, [len(lengths)]))
-    return tuple(
-        Group(int(cu_seqlens[first]), int(last - first), int(lengths[first])) for first, last in pairwise(bounds)
-    )
-
-
-@contextmanager
-def packed_pass(groups: tuple[Group, ...], num_tokens: int) -> Iterator[PackedPass]:
-    """While inside, packed attention works on these groups."""
-    this_pass = PackedPass(groups, num_tokens)
-    token = _current.set(this_pass)
-    try:
-        yield this_pass
-    finally:
-        _current.reset(token)
 
 
 def register_packed_attention() -> None:
@@ -136,7 +78,7 @@ def packed_mask(
     **ignored: object,
 ) -> MaskPattern:
     """What transformers calls to make a mask: evaluate `mask_function` on the longest sequence's own indices."""
-    this_pass = _current_pass()
+    this_pass = current_pass()
     tokens = this_pass.num_tokens
     # Some families make a mask of ones for themselves where none is given.
     padded = attention_mask is not None and not bool(attention_mask.all())
@@ -189,7 +131,7 @@ def packed_attention(
     Returns:
         [1, T, heads, Dv], and no attention weights.
     """
-    this_pass = _current_pass()
+    this_pass = current_pass()
     this_pass.calls += 1
     num_tokens, name = this_pass.num_tokens, type(module).__name__
     for argument, given in others.items():
@@ -239,15 +181,6 @@ def packed_attention(
     return output, None
 
 
-def _current_pass() -> PackedPass:
-    try:
-        return _current.get()
-    except LookupError:
-        raise PackedAttentionRefused(
-            module="a model", found="a row without boundaries", expected="only TorchDecoder may run a packed model"
-        ) from None
-
-
 def _pattern_without_mask(
     causal: bool, sliding_window: int | None, this_pass: PackedPass, device: torch.device
 ) -> MaskPattern | None:
@@ -293,7 +226,3 @@ def _written_out(
             weights = torch.cat([scores, sinks], dim=-1).softmax(-1)[..., :-1]
         parts.append(weights.to(v.dtype) @ v)
     return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-Boundaries = Sequence[int] | npt.NDArray[np.integer[Any]] | torch.Tensor
-"""Cumulative lengths of B sequences: B + 1 whole numbers, first 0, last T."""

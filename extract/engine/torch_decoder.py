@@ -14,15 +14,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from extract.engine.torch_attention import (
-    PACKED_ATTENTION,
-    Boundaries,
-    Group,
-    groups_of,
-    packed_pass,
-    register_packed_attention,
-)
+from extract.engine.torch_attention import PACKED_ATTENTION, register_packed_attention
 from extract.engine.torch_final_norm import FinalNorm, family_of, find_final_norm, first_tensor, last_hidden_state
+from extract.engine.torch_packed_pass import Boundaries, Group, groups_of, packed_pass
 from extract.errors import EngineRefused
 from extract.records import Int64
 

@@ -14,8 +14,8 @@ from torch import nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.initialization import no_init_weights
 
-from extract.engine.torch_attention import Group, packed_pass
 from extract.engine.torch_decoder import TorchDecoder
+from extract.engine.torch_packed_pass import Group, packed_pass
 
 
 class _HeadReached(Exception):

@@ -19,6 +19,7 @@ from extract.engine.torch_attention import PACKED_ATTENTION
 from extract.engine.torch_decoder import Layout, TorchDecoder, vocab_size
 from extract.engine.torch_final_norm import FinalNorm, family_of, find_final_norm
 from extract.engine.torch_head import head_input
+from extract.engine.torch_trial import Draw, Rows, relative_error, try_layout
 from extract.errors import CheckpointRefused, ExtractError
 
 HALF_BOUNDS = {torch.bfloat16: 2e-2, torch.float16: 5e-3}
@@ -35,6 +36,12 @@ class NotCausal(CheckpointRefused):
         "{family}: not a causal decoder: changing later tokens moved the states of earlier ones by {found:.1e} "
         "(relative), {bound:.0e} expected at most. Such a model is not extracted."
     )
+
+
+class PlainModelFails(CheckpointRefused):
+    """The family's own code cannot run a row that the engine would have to take."""
+
+    template = "{family}: the model itself fails on rows of up to {longest} tokens: {problem}"
 
 
 class NotExact(CheckpointRefused):
@@ -60,14 +67,6 @@ class ProofResult:
     """Most tokens that one pass may hold with this layout, where the family sets such a limit."""
     reasons: tuple[str, ...]
     """Why layouts tried before this one were not taken."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """Rows of token ids and their plain states."""
-
-    ids: list[torch.Tensor]
-    plain: list[torch.Tensor]
 
 
 def prove(
@@ -97,12 +96,13 @@ def prove(
 
     Raises:
         NoFinalNorm: see `find_final_norm`.
+        PlainModelFails: the model cannot run rows of this length at all.
         NotCausal: later tokens change earlier states.
         NotExact: no layout that was tried is right.
     """
     family = family_of(model)
     bound = _bound_of(model, family) if tolerance is None else tolerance
-    draw = _Draw(vocab_size(model) if vocab is None else vocab, seed)
+    draw = Draw(vocab_size(model) if vocab is None else vocab, seed)
     probe = draw.row(min(8, max_input_tokens)).to(device)
     final_norm = find_final_norm(model.to(device).eval(), probe, allow_no_final_norm=True)
     plain = TorchDecoder(model, layout="dense", device=device, final_norm=final_norm)
@@ -110,9 +110,14 @@ def prove(
         _check_causal(plain, draw, max_input_tokens, family, bound)
         if final_norm.how == "none" and not allow_no_final_norm:
             find_final_norm(model, probe)  # raises: consent is asked for only where the rest is right
-        ids = [draw.row(min(length, max_input_tokens)) for length in PROBE_LENGTHS]
-        rows = _Rows(ids, [plain.states(row, [0, len(row)]) for row in ids])
+        ids = [draw.row(min(length, max_input_tokens)) for length in (*PROBE_LENGTHS, max_input_tokens)]
+        rows = Rows(ids, [plain.states(row, [0, len(row)]) for row in ids])
         seen_by_head = head_input(plain, probe)
+    except (ExtractError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        problem = f"{type(error).__name__}: {str(error)[:200]}"
+        raise PlainModelFails(family=family, longest=max_input_tokens, problem=problem) from error
     finally:
         plain.close()
 
@@ -121,23 +126,25 @@ def prove(
     for candidate in tried:
         limit = None
         if candidate == "packed":
-            problem, limit = packed_limits(model.config, max_input_tokens)
-            if problem is not None:
-                reasons.append(f"packed: {problem}")
+            against, limit = packed_limits(model.config, max_input_tokens)
+            if against is not None:
+                reasons.append(f"packed: {against}")
                 continue
         budget = max_tokens if limit is None else min(limit, max_tokens)
         try:
-            proof, attention = _try(model, candidate, rows, draw, max_input_tokens, budget, final_norm, device)
+            proof = _tried(model, candidate, rows, draw, max_input_tokens, budget, final_norm, device)
         except ExtractError as error:
             reasons.append(f"{candidate}: {error}")
             continue
-        except Exception as error:
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # whatever a family's own code raises here, this layout is not for it
             reasons.append(f"{candidate}: {type(error).__name__}: {str(error)[:200]}")
             continue
         if proof.neighbour <= bound and proof.moved <= bound and proof.plain <= bound:
             return ProofResult(
                 layout=candidate,
-                attention=attention,
+                attention=PACKED_ATTENTION if candidate == "packed" else str(plain.own_attention),
                 proof=proof,
                 bound=bound,
                 final_norm=final_norm,
@@ -168,93 +175,24 @@ def packed_limits(config: Any, max_input_tokens: int) -> tuple[str | None, int |
     return None, None
 
 
-def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Max |found - expected| / max |expected|; infinite where either is not finite."""
-    found, expected = found.float(), expected.float()
-    error = float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
-    return error if error == error else float("inf")
-
-
-class _Draw:
-    """Random rows; the same ones for the same seed on every device."""
-
-    def __init__(self, vocab: int, seed: int) -> None:
-        self._generator = torch.Generator().manual_seed(seed)
-        self._vocab = vocab
-
-    def row(self, length: int) -> torch.Tensor:
-        """int64 [length]."""
-        return torch.randint(self._vocab, (length,), generator=self._generator)
-
-
-def _try(
+def _tried(
     model: nn.Module,
     layout: Layout,
-    rows: _Rows,
-    draw: _Draw,
+    rows: Rows,
+    draw: Draw,
     max_input_tokens: int,
     max_tokens: int,
     final_norm: FinalNorm,
     device: str | torch.device,
-) -> tuple[Proof, str]:
+) -> Proof:
     decoder = TorchDecoder(model, layout=layout, device=device, final_norm=final_norm)
     try:
-        if layout == "packed":
-            passes = [list(range(len(rows.ids)))]
-        else:
-            lengths = [len(row) for row in rows.ids]
-            passes = [[i for i, other in enumerate(lengths) if other == length] for length in sorted(set(lengths))]
-        longest = max(range(len(rows.ids)), key=lambda index: len(rows.ids[index]))
-        plain = moved = neighbour = 0.0
-        for members in passes:
-            ids = [rows.ids[index] for index in members]
-            states = _run(decoder, ids)
-            plain = max(
-                plain, *(relative_error(state, rows.plain[i]) for state, i in zip(states, members, strict=True))
-            )
-            # Another sequence of the same length in place of the longest one of the pass.
-            changed = longest if longest in members else members[len(members) // 2]
-            place = members.index(changed)
-            if layout == "dense" and len(ids) == 1:
-                ids, place = [*ids, draw.row(len(ids[0]))], 1
-                states = _run(decoder, ids)
-            others = _run(decoder, [*ids[:place], draw.row(len(ids[place])), *ids[place + 1 :]])
-            neighbour = max(
-                neighbour,
-                *(relative_error(b, a) for i, (a, b) in enumerate(zip(states, others, strict=True)) if i != place),
-                0.0,
-            )
-        moved = _moved(decoder, rows, longest, draw, max_input_tokens, max_tokens)
-        attention = PACKED_ATTENTION if layout == "packed" else decoder.own_attention
-        return Proof(neighbour=neighbour, moved=moved, plain=plain), attention
+        return try_layout(decoder, rows, draw, max_input_tokens, max_tokens)
     finally:
         decoder.close()
 
 
-def _moved(
-    decoder: TorchDecoder, rows: _Rows, chosen: int, draw: _Draw, max_input_tokens: int, max_tokens: int
-) -> float:
-    """A row at both ends of the fullest pass, against the plain model."""
-    row = rows.ids[chosen]
-    length = len(row) if decoder.layout == "dense" else max_input_tokens
-    fillers = max(0, (max_tokens - 2 * len(row)) // length)
-    pass_rows = [row, *(draw.row(length) for _ in range(fillers))]
-    if decoder.layout == "packed":
-        left = max_tokens - sum(map(len, pass_rows)) - len(row)
-        pass_rows += [draw.row(left)] if left > 0 else []
-    if sum(map(len, pass_rows)) + len(row) <= max_tokens:
-        pass_rows.append(row)
-    states = _run(decoder, pass_rows)
-    return max(relative_error(states[0], rows.plain[chosen]), relative_error(states[-1], rows.plain[chosen]))
-
-
-def _run(decoder: TorchDecoder, ids: list[torch.Tensor]) -> list[torch.Tensor]:
-    lengths = [len(row) for row in ids]
-    bounds = torch.tensor([0, *lengths]).cumsum(0)
-    return list(torch.split(decoder.states(torch.cat(ids), bounds), lengths))
-
-
-def _check_causal(plain: TorchDecoder, draw: _Draw, max_input_tokens: int, family: str, bound: float) -> None:
+def _check_causal(plain: TorchDecoder, draw: Draw, max_input_tokens: int, family: str, bound: float) -> None:
     length = min(max_input_tokens, 32)
     kept = length // 2
     if kept == 0:
