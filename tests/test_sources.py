@@ -623,12 +623,11 @@ def test_row_groups_outside_the_range_are_not_read(tmp_path, monkeypatch):
 
 def test_only_the_columns_asked_for_are_read(tmp_path):
     path = tmp_path / "a.parquet"
-    pq.write_table(
-        pa.table({"big": ["x" * 1000] * 50, "text": ["t"] * 50}), path, use_dictionary=False, compression=None
-    )
-    data = path.read_bytes()
-    path.write_bytes(data.replace(b"x" * 1000, b"\0" * 1000))  # its checksum would now fail, were it read
+    table = pa.table({"big": ["x" * 1000] * 50, "text": ["t"] * 50})
+    pq.write_table(table, path, use_dictionary=False, compression=None, write_page_checksum=True)
+    path.write_bytes(path.read_bytes().replace(b"x" * 1000, b"y" * 1000))
     assert open_rows(path=str(path)) == [{"text": "t"}] * 50
+    assert error_of(path=str(path), column="big").startswith(f"{path}: cannot be read as parquet: ")
 
 
 def test_a_flipped_byte_in_a_page_with_a_checksum_is_an_error(tmp_path):
@@ -795,6 +794,15 @@ def test_a_damaged_arrow_file_is_an_error_and_not_a_crash(tmp_path):
                 batch.validate()
         except SourceError as error:
             assert str(path) in str(error)
+
+
+def test_an_arrow_file_that_points_outside_its_own_bytes_is_refused(tmp_path):
+    path = tmp_path / "a.arrow"
+    write_arrow_file(pa.table({"text": pa.array(["ab", "cd", "efg"], pa.large_string())}), path)
+    right, lying = (np.array(offsets, np.int64).tobytes() for offsets in ([0, 2, 4, 7], [0, 2, 4, 10_000_000]))
+    assert path.read_bytes().count(right) == 1
+    path.write_bytes(path.read_bytes().replace(right, lying))
+    assert error_of(path=str(path)).startswith(f"{path}: cannot be read as arrow: ")
 
 
 # --- Hugging Face datasets --------------------------------------------------------------------------------------------
