@@ -191,6 +191,8 @@ def _sliced(rows: TokenRows, start: int, stop: int) -> TokenRows:
 
 
 def _joined(blocks: list[TokenRows]) -> TokenRows:
+    if len(blocks) == 1:
+        return blocks[0]  # copying the rest of a row of 100,000 chunks at each cut would cost their square
     none = np.zeros(0, np.int32)
     lengths = np.concatenate([np.zeros(1, np.int64), *(np.diff(block.offsets) for block in blocks)])
     return TokenRows(

@@ -5,8 +5,12 @@ Tests import the rig as `import rig`: pytest puts this directory on the path.
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    import job_rig
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -38,6 +42,14 @@ def tiny_engine(llama_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
     engine = tmp_path_factory.mktemp("engines") / "llama"
     build(llama_checkpoint, engine, Recipe(dtype="float32", device="cpu", max_input_tokens=32, max_tokens=512))
     return engine
+
+
+@pytest.fixture(scope="session")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> "job_rig.Engines":
+    """Engines of several kinds for whole jobs, each built when it is first asked for."""
+    import job_rig
+
+    return job_rig.Engines(tmp_path_factory.mktemp("job-engines"))
 
 
 @pytest.fixture(scope="session")
