@@ -90,6 +90,15 @@ def test_a_conversation_that_cannot_be_rendered_is_bad_text_alone(bad: Any) -> N
     assert rows.num_tokens.tolist()[1:4] == [0, 0, 0]
 
 
+def test_a_message_without_a_role_is_bad_text_even_if_the_template_would_take_it() -> None:
+    lenient = exported(
+        chat_template="{% for message in messages %}{{ message.role }}: {{ message.content }}{% endfor %}"
+    )
+    column = pa.array(['[{"content": "a"}]', '[{"role": 3, "content": "a"}]', '[{"role": "any", "content": "a"}]'])
+    rows = lenient.open(kind="messages").tokenize(column, 0)
+    assert outcomes_of(rows) == ["bad_text", "bad_text", "ok"]
+
+
 @pytest.mark.parametrize(
     "bad",
     [

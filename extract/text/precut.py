@@ -4,10 +4,10 @@ A tokenizer truncates after it has done the whole text: 5 MB cost seconds and hu
 Here only the first characters are encoded, and the result is believed when the last id asked for ends far enough
 before the cut that the cut cannot have reached it. Otherwise four times as many characters are tried, up to all.
 
-The margin is the questionable part: byte-pair merges are local in practice, not in theory, and runs of spaces change up
-to a whole token before a cut (63 characters with a vocabulary of code; a fixed margin of 64 gives wrong ids where tokens
-are 256 long). So the margin is 64 characters or twice the longest token, whichever is more, and `precut_is_exact` tries
-it on each tokenizer when an engine is built; the uncut way stays as the reference.
+The margin is the questionable part: byte-pair merges are local in practice, not in theory, and runs of spaces change
+up to a whole token before a cut (63 characters with a vocabulary of code; a fixed margin of 64 gives wrong ids where
+tokens are 256 long). So the margin is 64 characters or twice the longest token, whichever is more, `precut_is_exact`
+tries it on each tokenizer when an engine is built, and the uncut way stays as the reference.
 """
 
 from functools import cached_property
