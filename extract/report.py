@@ -11,6 +11,7 @@ from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from extract.errors import OutOfSpace
 from extract.progress import duration
 
 if TYPE_CHECKING:
@@ -26,15 +27,31 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+class NotPrinted(OutOfSpace):
+    """The result of a command that did its work could not be written to stdout."""
+
+    template = "the command is done, but its result cannot be written to stdout: {problem}."
+
+
 def emit(result: T, text: Callable[[T], str], as_json: bool) -> None:
-    """Print a result on stdout: one JSON document, or the text that `text` makes of it."""
+    """Print a result on stdout: one JSON document, or the text that `text` makes of it.
+
+    Raises:
+        NotPrinted: stdout is a file on a full disk, say. A closed pipe stays a `BrokenPipeError`.
+    """
     out = sys.stdout
     if out is None:  # closed by who started us
         return
     unicode = (out.encoding or "").lower().startswith("utf")
     shown = json.dumps(_plain(result), indent=1, ensure_ascii=not unicode, default=str) if as_json else text(result)
-    out.write(shown + "\n")
-    out.flush()
+    try:
+        out.write(shown + "\n")
+        out.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        sys.stdout = None  # or Python tries, and fails, to flush it at exit
+        raise NotPrinted(problem=error.strerror) from None
 
 
 def plan_text(found: "PlannedJob") -> str:

@@ -1,0 +1,84 @@
+"""Writes what README.md takes from the code: the reference of commands and the table of exit codes.
+
+`python tests/readme_commands.py --write` puts both between their markers; without `--write` it prints them.
+"""
+
+import inspect
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from extract import errors
+from extract.cli import COMMANDS, cli
+from extract.errors import ExtractError
+
+README = Path(__file__).parent.parent / "README.md"
+WIDTH = 100
+
+
+def command_reference() -> str:
+    """`extract --help`, then the help of every command."""
+    top = click.Context(cli, info_name="extract", terminal_width=WIDTH, max_content_width=WIDTH, **cli.context_settings)
+    parts = [cli.get_help(top)]
+    for name in COMMANDS:
+        command = cli.get_command(top, name)
+        assert command is not None
+        parts.append(command.get_help(click.Context(command, info_name=name, parent=top, **command.context_settings)))
+    return "\n".join(f"```text\n$ {_usage(part)} --help\n{part}\n```\n" for part in parts).rstrip()
+
+
+def _usage(text: str) -> str:
+    """`extract run` from `Usage: extract run [OPTIONS]`."""
+    return text.partition("Usage: ")[2].partition(" [")[0]
+
+
+def exit_codes() -> str:
+    """A table: each code, the classes of `errors.py` that carry it, and what they say it is."""
+    lines = ["| code | class | meaning |", "|---|---|---|", "| 0 | | The command did what was asked. |"]
+    lines += ["| 1 | | An internal error: Python prints its traceback. Please report it. |"]
+    for code, family in sorted(families().items()):
+        names = ", ".join(f"`{cls.__name__}`" for cls in family)
+        lines.append(f"| {code} | {names} | {' '.join(inspect.getdoc(cls) or '' for cls in family)} |")
+    return "\n".join(lines)
+
+
+def families() -> dict[int, list[type[ExtractError]]]:
+    """The bases of `errors.py` by exit code."""
+    found: dict[int, list[type[ExtractError]]] = {}
+    for cls in vars(errors).values():
+        if inspect.isclass(cls) and cls.__bases__ == (ExtractError,):
+            found.setdefault(cls.exit_code, []).append(cls)
+    return found
+
+
+def sections() -> Iterator[tuple[str, str]]:
+    """The marker of each generated part, and its text."""
+    yield "commands", command_reference()
+    yield "exit codes", exit_codes()
+
+
+def between(text: str, marker: str) -> str:
+    """What stands between `<!-- marker -->` and `<!-- /marker -->`, with the white space around it."""
+    _, opened, rest = text.partition(f"<!-- {marker} -->")
+    found, closed, _ = rest.partition(f"<!-- /{marker} -->")
+    assert opened, f"README.md has no <!-- {marker} -->"
+    assert closed, f"README.md has no <!-- /{marker} -->"
+    return found
+
+
+def written(text: str) -> str:
+    """README.md with the generated parts put in."""
+    for marker, part in sections():
+        around = f"<!-- {marker} -->", f"<!-- /{marker} -->"
+        text = text.replace(between(text, marker).join(around), f"\n\n{part}\n\n".join(around))
+    return text
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--write"]:
+        README.write_text(written(README.read_text(encoding="utf-8")), encoding="utf-8")
+    else:
+        for _, part in sections():
+            sys.stdout.write(f"{part}\n\n")

@@ -1,0 +1,182 @@
+"""The commands and options, frozen: a new flag, or one that is gone, is a decision and shows up here.
+
+And the options of `plan` and `run` against the job spec: each key has one, each sets its key, and something reads it.
+"""
+
+import ast
+import dataclasses
+import functools
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+import click
+import pytest
+
+import extract
+from extract.cli import COMMANDS, cli
+from extract.cli.options import JOB_OPTIONS, TABLES, job_options
+from extract.spec import JobSpec
+
+JOB = """
+    --add-generation-prompt --carry --chunk-overlap --column --compression --compression-level --data --dataset-config
+    --dtype --engine --format --id-column --input --input-ids --kind --limit --max-input-tokens --max-sequences
+    --max-tokens --no-input-ids --normalize --on-bad-text --on-empty --on-long --on-non-finite --on-null --output
+    --overlap --prefix --record-batch-bytes --reserve-bytes --revision --rows --rows-per-shard --sequential
+    --special-tokens --split --split-special-tokens --streaming --threads --truncation-side -o
+"""
+
+OPTIONS = {
+    "build": """
+        --allow-no-final-norm --allow-pickle --device --dtype --json --layout --max-input-tokens --max-sequences
+        --max-tokens --output --quiet --recipe --revision -o
+    """,
+    "inspect": "--json --row",
+    "plan": f"{JOB} --json",
+    "run": f"{JOB} --json --quiet",
+    "status": "--json",
+    "verify": "--engine --json --recompute --repair",
+    "reprocess": """
+        --cast --compression --compression-level --engine --json --outcome --output --pool --quiet --rows
+        --rows-per-shard --shards -o
+    """,
+    "families": "--json",
+    "sample": "--json --output --rows -o",
+}
+
+ARGUMENTS = {
+    "build": ["CHECKPOINT"],
+    "inspect": ["ENGINE|OUT"],
+    "plan": ["[SPEC]"],
+    "run": ["[SPEC]"],
+    "status": ["OUT"],
+    "verify": ["OUT"],
+    "reprocess": ["OUT"],
+    "families": [],
+    "sample": [],
+}
+
+
+def command(name: str) -> click.Command:
+    found = cli.get_command(click.Context(cli), name)
+    assert found is not None
+    return found
+
+
+def test_the_commands_are_these_in_the_order_of_a_job():
+    assert list(COMMANDS) == list(OPTIONS)
+    assert cli.list_commands(click.Context(cli)) == list(OPTIONS)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_command_has_exactly_these_options(name):
+    options = [option for option in command(name).params if isinstance(option, click.Option)]
+    assert sorted(flag for option in options for flag in (*option.opts, *option.secondary_opts)) == sorted(
+        OPTIONS[name].split()
+    )
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_a_command_has_exactly_these_arguments(name):
+    arguments = [argument for argument in command(name).params if isinstance(argument, click.Argument)]
+    assert [argument.metavar for argument in arguments] == ARGUMENTS[name]
+
+
+FIELDS = [(table, field.name) for table, cls in TABLES.items() for field in dataclasses.fields(cls)]
+
+OTHER_VALUES = {
+    "path": ("other.parquet",),
+    "carry": ("url", "score"),
+    "rows": "0-9",
+    "compression_level": 3,
+    "record_batch_bytes": 2**17,
+    "chunk_overlap": 5,
+}
+"""Values that differ from the default, where any other would be refused."""
+
+NEEDED_WITH = {"chunk_overlap": ["--on-long", "chunk"], "normalize": ["--kind", "last"]}
+"""Other options without which a value is refused."""
+
+
+def parsed(arguments: list[str]) -> JobSpec:
+    """The job spec that a command with the job options would receive."""
+    received = []
+
+    @click.command()
+    @job_options
+    def command(spec: JobSpec) -> None:
+        received.append(spec)
+
+    command.main(arguments, standalone_mode=False)
+    return received[0]
+
+
+def another_value(table: str, key: str) -> object:
+    if key in OTHER_VALUES:
+        return OTHER_VALUES[key]
+    cls = TABLES[table]
+    hint, default = get_type_hints(cls)[key], cls.__dataclass_fields__[key].default
+    kinds = [kind for kind in (get_args(hint) or (hint,)) if kind is not type(None)]
+    if isinstance(default, bool):
+        return not default
+    if all(isinstance(kind, str) for kind in kinds):
+        return next(kind for kind in kinds if kind != default)
+    return 7 if kinds == [int] else "other"
+
+
+def test_every_key_of_the_four_tables_has_one_option():
+    assert [(option.table, option.key) for option in JOB_OPTIONS] == FIELDS
+    assert len({option.flag for option in JOB_OPTIONS}) == len(JOB_OPTIONS)
+
+
+def test_options_that_are_not_given_leave_the_defaults_of_the_spec():
+    assert parsed(["--data", "rows.parquet"]) == JobSpec(source=TABLES["source"](path=("rows.parquet",)))
+
+
+@pytest.mark.parametrize("option", JOB_OPTIONS, ids=lambda option: option.flag)
+def test_an_option_sets_its_key_and_no_other(option):
+    value = another_value(option.table, option.key)
+    flag = option.flag.split("/")[-1] if value is False else option.flag.split("/")[0]
+    given = [flag] if isinstance(value, bool) else [part for one in _each(value) for part in (flag, str(one))]
+    data = [] if option.key == "path" else ["--data", "rows.parquet"]
+    needed = NEEDED_WITH.get(option.key, [])
+    spec = parsed([*data, *needed, *given])
+    assert getattr(getattr(spec, option.table), option.key) == value
+    without = parsed([*(data or ["--data", "rows.parquet"]), *needed])
+    part = dataclasses.replace(getattr(without, option.table), **{option.key: value})
+    assert spec == dataclasses.replace(without, **{option.table: part})
+
+
+def _each(value: object) -> tuple[object, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+@functools.cache
+def attributes_read() -> frozenset[str]:
+    """Every `.name` in the package, except where the spec and its options are defined."""
+    files = [path for path in Path(extract.__file__).parent.rglob("*.py") if path.name not in ("spec.py", "options.py")]
+    nodes = (node for path in files for node in ast.walk(ast.parse(path.read_text())))
+    return frozenset(node.attr for node in nodes if isinstance(node, ast.Attribute))
+
+
+@pytest.mark.parametrize(("table", "key"), FIELDS, ids=lambda part: part)
+def test_something_other_than_the_spec_reads_each_key(table, key):
+    assert attributes_read() & {key, f"{key}s"}  # `path` is read as `paths`
+
+
+def test_engine_and_output_go_over_those_of_the_job_spec(tmp_path):
+    file = tmp_path / "job.toml"
+    file.write_text('engine = "a"\noutput = "b"\n[source]\npath = "rows.parquet"\n')
+    spec = parsed([str(file), "--engine", "c", "-o", "d"])
+    assert (spec.engine, spec.output) == ("c", "d")
+    assert (parsed([str(file)]).engine, parsed([str(file)]).output) == ("a", "b")
+
+
+def test_an_option_goes_over_the_same_key_of_the_job_spec_and_leaves_the_others(tmp_path):
+    file = tmp_path / "job.toml"
+    file.write_text('[source]\npath = "rows.parquet"\ncolumn = "body"\nlimit = 9\n')
+    source = parsed([str(file), "--limit", "3"]).source
+    assert (source.path, source.column, source.limit) == ("rows.parquet", "body", 3)
+
+
+def test_a_shipped_job_is_found_by_its_name():
+    assert parsed(["demo"]).output == "demo/out"
