@@ -170,13 +170,12 @@ def _record(origin: Output, change: Change) -> JobRecord:
 def _schema(job: StoredJob, states: StatesSpec, identity: dict[str, Any]) -> pa.Schema:
     between = list(job.schema)[1 : job.schema.get_field_index(names.OUTCOME)]
     has_id = job.spec.source.id_column is not None
-    chunked = names.CHUNK in job.schema.names
     id_type = between.pop(0).type if has_id else None
-    carried = [field for field in between if not (chunked and field.name == names.CHUNK)]
+    carried = [field for field in between if not (job.chunked and field.name == names.CHUNK)]
     kept = {key: job.schema.metadata.get(f"{names.METADATA_PREFIX}{key}".encode()) for key in KEPT_METADATA}
     metadata = {key: value.decode() for key, value in kept.items() if value is not None}
     metadata |= {"job": job_id(identity), "derived_from": canonical_json(identity["derived_from"]).decode()}
-    return output_schema(states, Output(job).width, id_type, carried, chunked, metadata)
+    return output_schema(states, Output(job).width, id_type, carried, job.chunked, metadata)
 
 
 def _rows_of(record: JobRecord, shard: int) -> tuple[int, int]:
@@ -192,7 +191,7 @@ def _make(origin: Output, record: JobRecord, directory: JobDirectory, shard: int
         directory.tmp.mkdir(exist_ok=True)
     path = directory.tmp / f"{shard_name(shard)}.{os.getpid()}-{secrets.token_hex(4)}"
     positions = record.rows_at(start, stop)
-    writer = ShardWriter(path, record.schema, record.spec.states, origin.width, shard)
+    writer = ShardWriter(path, record.schema, record.spec.states, origin.width, shard, record.spec.text.on_non_finite)
     try:
         if len(positions):
             for batch in _batches(origin, int(positions[0]), int(positions[-1])):
@@ -258,7 +257,7 @@ def _as_window(batch: BatchView, origin: Output, record: JobRecord) -> tuple[Tok
     lengths = batch.num_tokens.astype(np.int64)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     original = arrow.column(names.NUM_TOKENS_ORIGINAL).fill_null(NOT_COUNTED).to_numpy()
-    chunk = arrow.column(names.CHUNK).to_numpy() if names.CHUNK in arrow.schema.names else np.zeros(len(rows), np.int32)
+    chunk = arrow.column(names.CHUNK).to_numpy() if record.chunked else np.zeros(len(rows), np.int32)
     ids = batch.input_ids if origin.spec.input_ids else np.zeros(int(offsets[-1]), np.int32)
     if origin.spec.input_ids:
         spans = batch.id_spans
@@ -274,7 +273,7 @@ def _as_window(batch: BatchView, origin: Output, record: JobRecord) -> tuple[Tok
     between = [
         name
         for name in arrow.schema.names[1 : arrow.schema.get_field_index(names.OUTCOME)]
-        if not (name == names.CHUNK and names.CHUNK in record.schema.names)
+        if not (name == names.CHUNK and record.chunked)
     ]
     source = arrow.select(between).take(pa.array(np.flatnonzero(new_row)))
     kind = record.spec.states.kind

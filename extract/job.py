@@ -122,6 +122,11 @@ class JobRecord:
         """How many shards there will be; `None` for a stream that has not ended."""
         return None if self.num_rows is None else max(1, -(-self.num_rows // self.rows_per_shard))
 
+    @property
+    def chunked(self) -> bool:
+        """Whether a row may have several chunks; a source may have a column of that name of its own."""
+        return self.spec.text.on_long == "chunk"
+
     @cached_property
     def selection(self) -> Selection | None:
         """Which rows of the source; `None` means all, from 0 on."""

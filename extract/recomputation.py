@@ -4,6 +4,7 @@ This is the check that nothing else can replace: another forward (transformers' 
 path to the row (by position). A stored state must equal it within the engine's bound plus what its stored type rounds.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,9 @@ def recompute_rows(job: StoredJob, commits: list[Commit], count: int, engine: Pa
             continue
         every_token = plain.states(ids)
         expected_states = _pooled(every_token, job)
+        if row.states.size != expected_states.size:
+            seen.problems.append(Problem(shard, f"row {row.row}: its text has {len(ids)} tokens, its states have not"))
+            continue
         found = row.states.reshape(expected_states.shape)
         error = relative_error(found, expected_states)
         allowed = contract.fidelity.bound + 2 * _rounding(every_token, job) + 1e-6
@@ -135,18 +139,19 @@ class _Tokens:
             self._source.close()
 
 
-def _chosen(output: Output, commits: list[Commit], count: int) -> list[Row]:
-    """Rows with states at even distances over the output rows; the next one that has some where a place has none."""
-    total = sum(commit.num_rows_out for commit in commits)
-    places = sorted({place * total // count for place in range(min(count, total))})
-    chosen: list[Row] = []
+def _chosen(output: Output, commits: list[Commit], count: int) -> Iterator[Row]:
+    """At most `count` rows, at even distances over all rows that have states."""
+    per_shard = [
+        sum(rows for outcome, rows in commit.outcomes.items() if outcome not in STATELESS) for commit in commits
+    ]
+    total = sum(per_shard)
+    places = np.unique(np.arange(min(count, total)) * total // max(1, min(count, total)))
     start = 0
-    for commit in commits:
-        inside = [place - start for place in places if start <= place < start + commit.num_rows_out]
-        start += commit.num_rows_out
-        if inside:
-            chosen += output.rows_of_shard(commit.shard, inside)
-    return [row for row in chosen if row.outcome not in STATELESS]
+    for commit, rows in zip(commits, per_shard, strict=True):
+        inside = places[(places >= start) & (places < start + rows)] - start
+        start += rows
+        if len(inside):
+            yield from output.rows_of_shard(commit.shard, output.shard(commit.shard).with_states[inside].tolist())
 
 
 def _pooled(states: Float32, job: StoredJob) -> Float32:

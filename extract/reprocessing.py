@@ -33,6 +33,9 @@ def respec(
 ) -> JobSpec:
     """The job that computes the chosen rows of `root` again and writes them to `target`.
 
+    With the same engine, passes and shards are as large as they were: whole shards come out with the same states, bit
+    for bit, and other choices of rows within the rounding of another pass.
+
     Args:
         root: an output, finished or not.
         target: another directory.
@@ -62,23 +65,24 @@ def respec(
         parts = [f"in shards {shards}" if shards else "", f"in rows {rows}" if rows else "", ", ".join(outcomes)]
         raise NothingChosen(path=root, asked=" and ".join(part for part in parts if part) or "there")
     change = change if change is not None else Change()
-    states = job.spec.states
     states = replace(
-        states,
-        kind=change.pool or states.kind,
-        dtype=change.dtype or states.dtype,
-        rows_per_shard=change.rows_per_shard,
-        compression=change.compression or states.compression,
-        compression_level=change.compression_level or states.compression_level,
+        job.spec.states,
+        kind=change.pool or output.kind,
+        dtype=change.dtype or output.dtype,
+        rows_per_shard=change.rows_per_shard or job.rows_per_shard,
+        compression=change.compression or output.spec.compression,
+        compression_level=change.compression_level or output.spec.compression_level,
     )
-    return replace(
+    spec = replace(
         job.spec,
-        engine=engine or job.spec.engine,
         output=str(target),
-        source=replace(job.spec.source, rows=format_selection(found), limit=None),
+        source=replace(job.spec.source, rows=format_selection(found), limit=None, streaming=False),
         states=states,
-        run=replace(job.spec.run, max_tokens=None, max_sequences=None),
     )
+    if engine is not None:  # which may have other limits
+        run = replace(spec.run, max_tokens=None, max_sequences=None)
+        spec = replace(spec, engine=engine, run=run)
+    return spec
 
 
 def _ended_so(output: Output, shard: int, outcomes: Sequence[str]) -> Int64:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from extract.canonical import file_digest
 from extract.commits import Commit, commit_path, committed_shards, read_commit
@@ -97,23 +98,23 @@ def verify(
             problems.append(Problem(shard, str(error)))
         if done % 1000 == 0:
             say(f"{done:,} of {len(shards):,} shards checked, {len(problems):,} problems")
-    bad = sorted({problem.shard for problem in problems if problem.shard is not None})
     gap = tiling_problem(job, commits)
     notes = _leftovers(job, commits)
-    if gap is not None and not bad:
-        notes.append(f"incomplete: {gap}; run the job again to go on")
-    if gap is None and not bad:
-        problems += _manifest_problems(job)
     seen = Recomputed()
-    if recompute and commits and not bad:
-        seen = recompute_rows(job, commits, recompute, engine)
-        problems += seen.problems
-        notes += seen.notes
+    if not problems:
+        problems += _manifest_problems(job, gap)
+        if gap is not None and not problems:
+            notes.append(f"incomplete: {gap}; run the job again to go on")
+        if recompute and commits:
+            seen = recompute_rows(job, commits, recompute, engine)
+            problems += seen.problems
+            notes += seen.notes
+    bad = sorted({problem.shard for problem in problems if problem.shard is not None})
     total = totals(commits)
     found = Verification(
         path=str(root),
         job=job.job_id,
-        complete=gap is None and not bad,
+        complete=gap is None and not problems,
         num_shards=total.num_shards,
         num_rows=total.num_rows,
         num_rows_out=total.num_rows_out,
@@ -123,13 +124,13 @@ def verify(
         recompute_bound=seen.bound,
         problems=tuple(problems),
         notes=tuple(notes),
-        quarantined=tuple(_quarantine(job, bad)) if repair else (),
+        quarantined=tuple(bad) if repair else (),
     )
     if problems:
         advice = "Make them again: extract verify --repair moves them aside, then run the job again."
-        if found.quarantined:
-            shown = ", ".join(map(str, found.quarantined[:20]))
-            advice = f"Moved aside: shards {shown}. Run the job again to make them."
+        if repair:
+            moved = _quarantine(job, bad)
+            advice = f"Moved aside: {', '.join(moved[:20])}. Run the job again to make what is missing."
         listed = "\n".join(f"  {problem}" for problem in problems[:50])
         raise BadShards(path=root, count=len(problems), problems=listed, advice=advice)
     return found
@@ -160,16 +161,17 @@ def _content_problems(job: StoredJob, commit: Commit, path: Path) -> list[str]:
     file = ShardFile(job, commit)
     rows, chunks = [np.zeros(0, np.int64)], [np.zeros(0, np.int32)]
     outcomes = np.zeros(len(OUTCOMES), np.int64)
-    num_tokens = 0
+    num_tokens = num_original = 0
     problems = []
     for number in range(file.num_batches):
         batch = file.batch(number)
         rows.append(batch.row)
-        if names.CHUNK in job.schema.names:
+        if job.chunked:
             chunks.append(batch.arrow.column(names.CHUNK).to_numpy())
         codes = batch.arrow.column(names.OUTCOME).indices.to_numpy()
         outcomes += np.bincount(codes, minlength=len(OUTCOMES))
         num_tokens += int(batch.num_tokens.sum(dtype=np.int64))
+        num_original += _tokens_before_cuts(batch.arrow, job.chunked)
         stateless = np.isin(codes, [code for code, outcome in enumerate(OUTCOMES) if outcome in STATELESS])
         spans = batch.state_spans
         lengths = spans.stops - spans.starts
@@ -186,8 +188,20 @@ def _content_problems(job: StoredJob, commit: Commit, path: Path) -> list[str]:
         problems.append(f"outcomes {counted} found, {commit.outcomes} were written")
     if num_tokens != commit.num_tokens:
         problems.append(f"{num_tokens:,} tokens found, {commit.num_tokens:,} were written")
+    if num_original != commit.num_tokens_original:
+        problems.append(f"{num_original:,} tokens before cuts found, {commit.num_tokens_original:,} were written")
+    if job.num_rows is not None and commit.last != (commit.stop_row == job.num_rows):
+        problems.append("its record is wrong about being the last one")
     problems += _row_problems(job, commit, np.concatenate(rows), np.concatenate(chunks))
     return problems
+
+
+def _tokens_before_cuts(batch: pa.RecordBatch, chunked: bool) -> int:
+    """Tokens of whole rows, each row once, where they were counted."""
+    original = batch.column(names.NUM_TOKENS_ORIGINAL)
+    if chunked:
+        original = original.filter(pc.equal(batch.column(names.CHUNK), 0))
+    return pc.sum(original).as_py() or 0
 
 
 def _row_problems(job: StoredJob, commit: Commit, rows: Any, chunks: Any) -> list[str]:
@@ -196,17 +210,20 @@ def _row_problems(job: StoredJob, commit: Commit, rows: Any, chunks: Any) -> lis
     first_of_row[1:] = rows[1:] != rows[:-1]
     if not np.array_equal(rows[first_of_row], expected):
         return ["its rows are not the source rows that its record says, in order"]
-    if names.CHUNK not in job.schema.names:
+    if not job.chunked:
         return [] if first_of_row.all() else ["a row is there twice"]
     starts = np.maximum.accumulate(np.where(first_of_row, np.arange(len(rows)), 0))
     return [] if np.array_equal(chunks, np.arange(len(rows)) - starts) else ["chunks are not numbered 0, 1, 2, ..."]
 
 
-def _manifest_problems(job: StoredJob) -> list[Problem]:
+def _manifest_problems(job: StoredJob, gap: str | None) -> list[Problem]:
+    """A manifest is written when a job is complete, from its records, and both stay as they were."""
     if not job.directory.manifest.is_file():
         return []
+    if gap is not None:
+        return [Problem(None, f"manifest.json says that the job was complete, but {gap}")]
     if job.directory.manifest.read_bytes() != manifest_bytes(job):
-        return [Problem(None, "manifest.json does not agree with the commit records; remove it and run the job again")]
+        return [Problem(None, "manifest.json does not agree with the commit records")]
     return []
 
 
@@ -220,12 +237,20 @@ def _leftovers(job: StoredJob, commits: list[Commit]) -> list[str]:
     return [f"{len(strays):,} files in data/ belong to no committed shard ({shown})"] if strays else []
 
 
-def _quarantine(job: StoredJob, shards: list[int]) -> list[int]:
-    """Move records and files of bad shards to `quarantine/`; the record goes first, so the shard is no longer done."""
+def _quarantine(job: StoredJob, shards: list[int]) -> list[str]:
+    """Move the manifest, and records and files of bad shards, to `quarantine/`; says what in words.
+
+    A record goes before its file, so the shard is no longer done.
+    """
     folder = job.directory.root / "quarantine"
+    moved = [f"shard {shard}" for shard in shards]
     with clear_write_errors(folder):
+        folder.mkdir(exist_ok=True)
+        if job.directory.manifest.is_file():
+            job.directory.manifest.rename(folder / f"{secrets.token_hex(4)}-{job.directory.manifest.name}")
+            sync_directory(job.directory.root)
+            moved.append(job.directory.manifest.name)
         for shard in shards:
-            folder.mkdir(exist_ok=True)
             record = commit_path(job.directory.commits, shard)
             try:
                 data: Path | None = job.directory.data / read_commit(record).data
@@ -236,7 +261,4 @@ def _quarantine(job: StoredJob, shards: list[int]) -> list[int]:
             sync_directory(job.directory.commits)
             if data is not None and data.is_file():
                 data.rename(folder / f"{mark}-{data.name}")
-        if shards:
-            job.directory.manifest.unlink(missing_ok=True)
-            sync_directory(job.directory.root)
-    return shards
+    return moved

@@ -184,9 +184,9 @@ def data_of(output: Path, shard: int) -> Path:
     return output / "data" / record_of(output, shard).data
 
 
-def edit_record(output: Path, shard: int, **changes: Any) -> None:
+def edit_record(output: Path, number: int, /, **changes: Any) -> None:
     """Change values of a commit record, as a careless hand would."""
-    path = commit_path(output / "commits", shard)
+    path = commit_path(output / "commits", number)
     path.write_bytes(canonical_json({**json.loads(path.read_bytes()), **changes}) + b"\n")
 
 

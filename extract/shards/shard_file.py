@@ -4,6 +4,7 @@ Knows nothing of other shards. Where a row lies is read from the `row` column al
 from an index file that could disagree with the data.
 """
 
+from collections.abc import Iterator
 from functools import cached_property
 
 import numpy as np
@@ -12,7 +13,8 @@ import pyarrow as pa
 from extract.commits import Commit
 from extract.errors import VerificationFailed
 from extract.job import StoredJob
-from extract.records import Int64
+from extract.records import OUTCOME_CODE, STATELESS, Int64
+from extract.shards import schema as names
 from extract.shards.views import BatchView
 
 
@@ -60,13 +62,26 @@ class ShardFile:
         return self.batch(number), place - (int(ends[number - 1]) if number else 0)
 
     @cached_property
+    def with_states(self) -> Int64:
+        """Places in the file of the rows that have states, from the outcome column alone."""
+        stateless = [OUTCOME_CODE[outcome] for outcome in STATELESS]
+        codes = [column.indices.to_numpy() for column in self._column(names.OUTCOME)]
+        has_states = ~np.isin(np.concatenate([np.zeros(0, np.int8), *codes]), stateless)
+        return np.flatnonzero(has_states).astype(np.int64)
+
+    @cached_property
     def _row_index(self) -> tuple[Int64, Int64]:
         """Positions of all rows, and where each batch ends, from the first column alone."""
-        only_rows = pa.ipc.IpcReadOptions(included_fields=[0])
-        file = pa.ipc.open_file(pa.memory_map(str(self._path)), options=only_rows)
-        columns = [self._read(file, number).column(0).to_numpy() for number in range(file.num_record_batches)]
+        columns = [column.to_numpy() for column in self._column(names.ROW)]
         ends = np.cumsum([len(column) for column in columns], dtype=np.int64)
         return np.concatenate([np.zeros(0, np.int64), *columns]), ends
+
+    def _column(self, name: str) -> Iterator[pa.Array]:
+        """One column by record batch; no other is read from the disk."""
+        only = pa.ipc.IpcReadOptions(included_fields=[self._file.schema.get_field_index(name)])
+        file = pa.ipc.open_file(pa.memory_map(str(self._path)), options=only)
+        for number in range(file.num_record_batches):
+            yield self._read(file, number).column(0)
 
     def _read(self, file: pa.ipc.RecordBatchFileReader, number: int) -> pa.RecordBatch:
         try:
