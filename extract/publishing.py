@@ -97,7 +97,7 @@ def _record(worker: Worker, last: Computed, facts: ShardFacts, seconds: dict[str
         overflowed=facts.overflowed,
         doubled_bos=doubled_bos,
         worker={
-            "engine": plan.engine.engine_id,
+            "engine": plan.record.contract["engine_id"],
             "device": plan.engine.device.name,
             "runtime": f"{plan.engine.runtime.name} {plan.engine.runtime.version}",
             "max_tokens": last.max_tokens,

@@ -1,0 +1,237 @@
+"""The `extract` command in a process that is already warm: real processes to kill, without seconds of imports for each.
+
+`python warm_command.py` imports everything once, on one thread, and then forks a child for each line that it reads. A
+child runs `extract.cli.main` with the line's arguments, its output in files; a fault may be set up in it first, which
+kills or breaks it at one named place. Everything after the fork is what the command does.
+"""
+
+import atexit
+import functools
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended: `code` is minus the signal if one killed it."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The JSON document on stdout."""
+        return json.loads(self.out)
+
+
+class Command:
+    """A running command."""
+
+    def __init__(self, pid: int, files: Path) -> None:
+        self.pid, self._files = pid, files
+
+    def signal(self, number: int) -> None:
+        """Send a signal; a process that has ended already takes it without harm, for nobody has waited for it."""
+        os.kill(self.pid, number)
+
+    def kill(self) -> Ended:
+        """SIGKILL, and wait."""
+        self.signal(signal.SIGKILL)
+        return self.wait()
+
+    def wait(self) -> Ended:
+        """Wait for the end."""
+        code = _ask({"wait": self.pid})
+        out, err = ((self._files / name).read_text() for name in ("out", "err"))
+        return Ended(code, out, err)
+
+
+def start(*arguments: object, fault: str | None = None, at: int = 1, file_bytes: int | None = None) -> Command:
+    """Start a command: `fault` of `FAULTS` strikes the `at`-th time, no file may grow beyond `file_bytes`."""
+    files = Path(tempfile.mkdtemp(dir=_scratch().name))
+    request = {
+        "arguments": [str(argument) for argument in arguments],
+        "files": str(files),
+        "fault": fault,
+        "at": at,
+        "file_bytes": file_bytes,
+    }
+    return Command(_ask(request), files)
+
+
+def call(*arguments: object, **options: Any) -> Ended:
+    """Run a command to its end."""
+    return start(*arguments, **options).wait()
+
+
+def wait_until(happened: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    """Look again and again; for moments that no file or signal announces."""
+    deadline = time.monotonic() + timeout_s
+    while not happened():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.002)
+
+
+@functools.cache
+def _scratch() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="extract-warm-")
+
+
+@functools.cache
+def _parent() -> subprocess.Popen[bytes]:
+    parent = subprocess.Popen(
+        [sys.executable, __file__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"},
+    )
+    atexit.register(_end, parent)
+    return parent
+
+
+def _end(parent: subprocess.Popen[bytes]) -> None:
+    assert parent.stdin is not None
+    parent.stdin.close()
+    parent.wait(30)
+
+
+def _ask(request: dict[str, Any]) -> int:
+    parent = _parent()
+    assert parent.stdin is not None and parent.stdout is not None
+    parent.stdin.write(json.dumps(request).encode() + b"\n")
+    parent.stdin.flush()
+    return int(parent.stdout.readline())
+
+
+# --- in the warm process --------------------------------------------------------------------------------------------
+
+
+def _die(*_: object, **__: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _strike(module: Any, name: str, at: int, before: bool, effect: Callable[..., object] = _die) -> None:
+    """Let the `at`-th call of a function end in `effect`, before or after it did its work."""
+    real, calls = getattr(module, name), []
+
+    def struck(*arguments: Any, **options: Any) -> Any:
+        calls.append(None)
+        if len(calls) == at and before:
+            effect()
+        result = real(*arguments, **options)
+        if len(calls) == at and not before:
+            effect()
+        return result
+
+    setattr(module, name, struck)
+
+
+def _faults() -> dict[str, Callable[[int], None]]:
+    import extract.completion
+    import extract.job
+    import extract.publishing
+
+    def in_create_once(at: int) -> None:
+        import extract.commits
+
+        def strike() -> None:
+            _strike(os, "link", 1, before=True)
+
+        _strike(extract.commits, "create_once", at, before=True, effect=strike)
+
+    def before_unlink(at: int) -> None:
+        import extract.commits
+
+        def strike() -> None:
+            _strike(os, "link", 1, before=False)
+
+        _strike(extract.commits, "create_once", at, before=True, effect=strike)
+
+    return {
+        "before job.json is linked": lambda at: _strike(os, "link", 1, before=True),
+        "before the data is published": lambda at: _strike(extract.publishing, "publish", at, before=True),
+        "between data and record": lambda at: _strike(extract.publishing, "publish", at, before=False),
+        "before the record is linked": in_create_once,
+        "right after the record is linked": before_unlink,
+        "between the last record and the manifest": lambda at: _strike(extract.completion, "finalize", 1, before=True),
+        "before the manifest is renamed": lambda at: _strike(
+            extract.completion, "finalize", 1, before=True, effect=lambda: _strike(Path, "rename", 1, before=True)
+        ),
+    }
+
+
+FAULTS = (
+    "before job.json is linked",
+    "before the data is published",
+    "between data and record",
+    "before the record is linked",
+    "right after the record is linked",
+    "between the last record and the manifest",
+    "before the manifest is renamed",
+)
+
+
+def _serve(requests: BinaryIO, answers: int) -> None:
+    import datasets  # noqa: F401
+    import torch
+    import transformers.models.llama.modeling_llama  # noqa: F401
+
+    import extract.cli.check
+    import extract.cli.jobs
+    import extract.engine.torch_runtime
+    import extract.runners.local  # noqa: F401
+
+    torch.set_num_threads(1)
+    faults = _faults()
+    assert tuple(faults) == FAULTS
+    for line in requests:
+        request = json.loads(line)
+        if "wait" in request:
+            answer = os.waitstatus_to_exitcode(os.waitpid(request["wait"], 0)[1])
+        else:
+            answer = os.fork()
+            if answer == 0:
+                _run(request, faults)
+        os.write(answers, f"{answer}\n".encode())
+
+
+def _run(request: dict[str, Any], faults: dict[str, Callable[[int], None]]) -> None:
+    """Never returns."""
+    code = 70
+    try:
+        for number, name in enumerate(("out", "err"), 1):
+            os.dup2(os.open(Path(request["files"]) / name, os.O_WRONLY | os.O_CREAT), number)
+        if request["file_bytes"] is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (request["file_bytes"], resource.RLIM_INFINITY))
+        if request["fault"] is not None:
+            faults[request["fault"]](request["at"])
+        from extract.cli import main
+
+        main(request["arguments"])
+    except SystemExit as end:
+        code = int(end.code or 0)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    answers = os.dup(1)
+    os.dup2(2, 1)
+    _serve(sys.stdin.buffer, answers)
