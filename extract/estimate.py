@@ -28,6 +28,8 @@ NUM_BLOCKS = 32
 BLOCK_ROWS = 64
 STREAM_ROWS = 1024
 WRITTEN_ROWS = 256
+BATCH_BYTES = 1536
+"""What Arrow spends on describing one record batch and padding its buffers, about."""
 USUAL_RATIO = {"float16": 0.9, "float32": 0.9, "bfloat16": 0.77, "int8": 0.9}
 
 
@@ -177,17 +179,22 @@ def _bytes(plan: Plan, tally: _Tally, scale: float) -> int:
     state_bytes = count * (width * stored.bytes_per_value * ratio + (4 if stored.scaled else 0))
     if not tally.kept_rows:
         return round(state_bytes * scale) + 4096
-    per_file, rest = _written_bytes(plan, tally)
+    empty, rest = _written_bytes(plan, tally)
     files = plan.num_shards or 1
     batches = max(files, state_bytes * scale / spec.record_batch_bytes)
-    return round(state_bytes * scale + rest * tally.sampled_rows / tally.kept_rows * scale + per_file * batches)
+    return round(
+        state_bytes * scale
+        + rest * tally.sampled_rows / tally.kept_rows * scale
+        + empty * files
+        + BATCH_BYTES * batches
+    )
 
 
 def _written_bytes(plan: Plan, tally: _Tally) -> tuple[int, int]:
     """Bytes of a file without rows, and what the kept rows add to it with their states left out."""
     with tempfile.TemporaryDirectory(prefix="extract-") as folder:
         empty = _write(plan, Path(folder) / "empty", [])
-        return empty // 4, max(0, _write(plan, Path(folder) / "rows", tally.kept) - empty)
+        return empty, max(0, _write(plan, Path(folder) / "rows", tally.kept) - empty)
 
 
 def _write(plan: Plan, path: Path, kept: list[tuple[TokenRows, pa.RecordBatch]]) -> int:
@@ -198,6 +205,7 @@ def _write(plan: Plan, path: Path, kept: list[tuple[TokenRows, pa.RecordBatch]])
     extra = [field for field in plan.record.schema if field.name in plan.spec.source.carry]
     id_type = plan.record.schema.field("id").type if plan.spec.source.id_column is not None else None
     schema = output_schema(spec, 1, id_type, extra, plan.spec.text.on_long == "chunk", {})
+    schema = schema.with_metadata(plan.record.schema.metadata)  # of the length that it will have
     writer = ShardWriter(path, schema, spec, 1, 0)
     for rows, source in kept:
         count = len(rows.input_ids) if spec.kind == "tokens" else int(np.count_nonzero(np.diff(rows.offsets)))

@@ -15,7 +15,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -44,6 +45,16 @@ class Command:
     def signal(self, number: int) -> None:
         """Send a signal; a process that has ended already takes it without harm, for nobody has waited for it."""
         os.kill(self.pid, number)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """The process stands still while the block runs."""
+        self.signal(signal.SIGSTOP)
+        wait_until(lambda: Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+        try:
+            yield
+        finally:
+            self.signal(signal.SIGCONT)
 
     def kill(self) -> Ended:
         """SIGKILL, and wait."""
