@@ -90,6 +90,11 @@ def test_a_conversation_that_cannot_be_rendered_is_bad_text_alone(bad: Any) -> N
     assert rows.num_tokens.tolist()[1:4] == [0, 0, 0]
 
 
+def test_json_that_is_no_list_of_messages_is_told_so() -> None:
+    with pytest.raises(RowRefused, match=r"takes: message 0 is not an object with role and content\. "):
+        tokenize(pa.array(['["user"]']), TextSpec(on_bad_text="error"))
+
+
 def test_a_message_without_a_role_is_bad_text_even_if_the_template_would_take_it() -> None:
     lenient = exported(
         chat_template="{% for message in messages %}{{ message.role }}: {{ message.content }}{% endfor %}"

@@ -1,4 +1,4 @@
-"""What an engine keeps of a tokenizer gives the original's ids, or the build refuses (`extract.text.tokenizer_export`)."""
+"""An engine's tokenizer gives the original's ids, or the build refuses it (`extract.text.tokenizer_export`)."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 import rig
 from tokenizer_engines import CHAT_TEMPLATE, Exported, export, exported, ids_of
 from tokenizers import AddedToken, Tokenizer, pre_tokenizers
-from transformers import AutoTokenizer, ByT5Tokenizer, CTRLTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, ByT5Tokenizer, CTRLTokenizer, GPT2Tokenizer, PreTrainedTokenizerFast
 
 from extract.canonical import digest, file_digest
 from extract.spec import TextSpec
@@ -55,10 +55,23 @@ def test_only_the_needed_files_are_written_and_the_digest_is_theirs() -> None:
     assert export(engine.original).identity == engine.identity
 
 
-def test_no_path_of_this_machine_is_written(tmp_path: Path) -> None:
+def test_where_a_tokenizer_was_loaded_from_leaves_no_trace(tmp_path: Path) -> None:
     rig.tiny_tokenizer().save_pretrained(tmp_path)
-    engine = export(AutoTokenizer.from_pretrained(tmp_path))
-    assert all(str(tmp_path) not in (engine.directory / name).read_text() for name in names(engine))
+    one = export(AutoTokenizer.from_pretrained(tmp_path))
+    other = export(AutoTokenizer.from_pretrained(tmp_path, local_files_only=True))
+    assert one.identity == other.identity
+    assert all(str(tmp_path) not in (one.directory / name).read_text() for name in names(one))
+    assert "is_local" not in json.loads((one.directory / "tokenizer_config.json").read_text())
+
+
+def test_a_familys_class_does_not_rebuild_the_tokenizer_from_its_vocabulary() -> None:
+    trained = json.loads(rig.tiny_tokenizer(bos=False).backend_tokenizer.to_str())["model"]
+    tokenizer = GPT2Tokenizer(trained["vocab"], [tuple(pair) for pair in trained["merges"]])
+    engine = export(tokenizer)
+    assert engine.identity.kind == "fast"
+    assert json.loads((engine.directory / "tokenizer_config.json").read_text())["tokenizer_class"] == (
+        "PreTrainedTokenizerFast"
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
