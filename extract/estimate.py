@@ -152,6 +152,7 @@ class _Tally:
 
 
 def _sample(plan: Plan, source: Source) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """Batches of sampled rows, each with the position in the source of its first row."""
     text, total = plan.spec.text, plan.num_rows
     stops = "error" in (text.on_long, text.on_null, text.on_empty, text.on_bad_text)
     if total is None:
@@ -164,7 +165,7 @@ def _sample(plan: Plan, source: Source) -> Iterator[tuple[pa.RecordBatch, int]]:
     for start, stop in spans:
         row = start
         for batch in source.read(start, stop, BLOCK_ROWS):
-            yield batch, row
+            yield batch, plan.record.position_of(row)
             row += batch.num_rows
 
 

@@ -60,14 +60,14 @@ class Engines:
         return path
 
 
-def job(engine: Path, rows: Path | str, output: Path, **settings: Any) -> JobSpec:
+def job(engine: Path, source: Path | str, output: Path, /, **settings: Any) -> JobSpec:
     """A job spec from flat settings; the disk's reserve is 0 and states are float32 unless told otherwise."""
     sections: dict[str, Any] = {}
     settings = {"dtype": "float32", "reserve_bytes": 0, "threads": 1, **settings}
     for key, cls in {"source": SourceSpec, "text": TextSpec, "states": StatesSpec, "run": RunSpec}.items():
         names = cls.__dataclass_fields__
         given = {name: settings.pop(name) for name in list(settings) if name in names}
-        sections[key] = cls(path=str(rows), **given) if key == "source" else cls(**given)
+        sections[key] = cls(path=str(source), **given) if key == "source" else cls(**given)
     assert not settings, settings
     return JobSpec(engine=str(engine), output=str(output), **sections)
 
