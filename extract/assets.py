@@ -4,7 +4,8 @@ from pathlib import Path
 
 from extract.errors import SpecError
 
-KINDS = ("engines", "patches", "jobs")
+KINDS = {"engines": "recipe", "patches": "patch", "jobs": "job spec"}
+"""Each folder, and what one of its files is called."""
 
 
 class NoSuchAsset(SpecError):
@@ -37,4 +38,4 @@ def find(kind: str, name: str) -> Path:
         return given
     if name in names(kind):
         return folder(kind) / f"{name}.toml"
-    raise NoSuchAsset(name=name, kind=kind, known=", ".join(names(kind)) or "none do")
+    raise NoSuchAsset(name=name, kind=KINDS[kind], known=", ".join(names(kind)) or "none do")

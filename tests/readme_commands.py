@@ -1,20 +1,27 @@
-"""Writes what README.md takes from the code: the reference of commands and the table of exit codes.
+"""Writes what README.md takes from the code: the reference of commands, the table of exit codes, the list of modules.
 
-`python tests/readme_commands.py --write` puts both between their markers; without `--write` it prints them.
+`python tests/readme_commands.py --write` puts the first two between their markers. In the map it adds modules that are
+missing, beside their neighbours and with the opening of their docstring, and takes out those that are gone; lines that
+are there stay as they are.
 """
 
+import ast
 import inspect
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
+import extract
 from extract import errors
 from extract.cli import COMMANDS, cli
 from extract.errors import ExtractError
 
 README = Path(__file__).parent.parent / "README.md"
+PACKAGE = Path(extract.__file__).parent
+MAP_LINE = re.compile(r"- `(extract/\S+\.py)`\s+(\S.*)")
 WIDTH = 100
 
 
@@ -68,8 +75,33 @@ def between(text: str, marker: str) -> str:
     return found
 
 
+def modules() -> list[str]:
+    """Every module of the package, but for packages' `__init__.py` that only say what they are."""
+    files = [path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py" or len(_parsed(path).body) > 1]
+    return sorted(f"extract/{path.relative_to(PACKAGE).as_posix()}" for path in files)
+
+
+def mapped(lines: list[str]) -> list[str]:
+    """The lines of README.md with the map brought up to date."""
+    known = set(modules())
+    lines = [line for line in lines if not (named := MAP_LINE.match(line)) or named[1] in known]
+    for module in sorted(known - {named[1] for line in lines if (named := MAP_LINE.match(line))}):
+        folder = module.rpartition("/")[0]
+        places = [
+            number for number, line in enumerate(lines) if re.match(rf"- `{re.escape(folder)}/[^/]*\.py`", line)
+        ] or [number for number, line in enumerate(lines) if MAP_LINE.match(line)]
+        opening = (ast.get_docstring(_parsed(PACKAGE.parent / module)) or "").split("\n\n")[0].replace("\n", " ")
+        lines.insert(places[-1] + 1, f"- `{module}`  {opening}\n")
+    return lines
+
+
+def _parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def written(text: str) -> str:
     """README.md with the generated parts put in."""
+    text = "".join(mapped(text.splitlines(keepends=True)))
     for marker, part in sections():
         around = f"<!-- {marker} -->", f"<!-- /{marker} -->"
         text = text.replace(between(text, marker).join(around), f"\n\n{part}\n\n".join(around))

@@ -4,6 +4,7 @@ Whatever a user or the data did wrong ends as one message on stderr that starts 
 exception that is neither ours nor click's is a bug: Python prints its traceback and exits with 1.
 """
 
+import difflib
 import importlib
 import io
 import sys
@@ -50,6 +51,17 @@ class Commands(click.Group):
             return None
         command: click.Command = getattr(importlib.import_module(module), f"{cmd_name}_command")
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does it, but a mistyped name brings up the nearest one."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise click.UsageError(f"{error.format_message()}{hint}", ctx) from None
 
 
 @click.group(cls=Commands, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})

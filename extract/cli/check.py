@@ -121,5 +121,5 @@ def reprocess_command(
         emit(run(spec, progress=progress), summary_text, as_json)
         return
     if change == Change():
-        raise click.UsageError("Nothing to do: choose rows, or what to change. See extract reprocess --help.")
+        raise click.UsageError("Nothing to do: choose rows, or what to change.")
     emit(derive(out, output, change, progress), derived_text, as_json)

@@ -10,8 +10,15 @@ CPU_LEVELS = ("baseline", "avx2", "avx512", "avx512_bf16")
 """Instruction sets by what they add; a CPU has all before its own."""
 
 
-def this_device(kind: str) -> Device:
+BUILD_FOR_CPU = "Build for the CPU: --device cpu"
+
+
+def this_device(kind: str, asked_by: object = "recipe", advice: str = BUILD_FOR_CPU) -> Device:
     """The device of this machine: "cpu", "cuda", or "auto" for a card where there is one.
+
+    Args:
+        kind: as a recipe or a contract names it.
+        asked_by: what needs it, and `advice` what to do without it, for the message.
 
     Raises:
         EngineDoesNotFit: "cuda" without a usable card.
@@ -24,11 +31,11 @@ def this_device(kind: str) -> Device:
         return Device(type="cpu", name=_cpu_name(), instruction_set=cpu_level())
     if not torch.cuda.is_available():
         raise EngineDoesNotFit(
-            path="recipe",
+            path=asked_by,
             field="device",
             expected="cuda",
             found="no CUDA device that torch can use",
-            advice="Build for the CPU: --device cpu",
+            advice=advice,
         )
     major, minor = torch.cuda.get_device_capability()
     return Device(type="cuda", name=torch.cuda.get_device_name(), compute_capability=f"{major}.{minor}")
@@ -65,7 +72,7 @@ def check_device(path: Path, contract: Contract) -> None:
     """
     needed = contract.device
     advice = "Build an engine for this machine: extract build CHECKPOINT -o ENGINE"
-    here = this_device(needed.type)
+    here = this_device(needed.type, path, advice)
     if needed.type == "cuda" and here.compute_capability != needed.compute_capability:
         raise EngineDoesNotFit(
             path=path,
