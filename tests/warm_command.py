@@ -6,6 +6,7 @@ kills or breaks it at one named place. Everything after the fork is what the com
 """
 
 import atexit
+import errno
 import functools
 import json
 import os
@@ -69,7 +70,7 @@ class Command:
 
 
 def start(*arguments: object, fault: str | None = None, at: int = 1, file_bytes: int | None = None) -> Command:
-    """Start a command: `fault` of `FAULTS` strikes the `at`-th time, no file may grow beyond `file_bytes`."""
+    """Start a command: `fault` (see `_set_up`) strikes the `at`-th time, no file may grow beyond `file_bytes`."""
     files = Path(tempfile.mkdtemp(dir=_scratch().name))
     request = {
         "arguments": [str(argument) for argument in arguments],
@@ -148,49 +149,35 @@ def _strike(module: Any, name: str, at: int, before: bool, effect: Callable[...,
     setattr(module, name, struck)
 
 
-def _faults() -> dict[str, Callable[[int], None]]:
+def _set_up(fault: str, at: int) -> None:
+    """Let a fault strike this process."""
+    import extract.commits
     import extract.completion
-    import extract.job
     import extract.publishing
 
-    def in_create_once(at: int) -> None:
-        import extract.commits
+    if fault == "without locks":
+        import fcntl
 
-        def strike() -> None:
-            _strike(os, "link", 1, before=True)
+        def no_locks(*_: object) -> None:
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-        _strike(extract.commits, "create_once", at, before=True, effect=strike)
-
-    def before_unlink(at: int) -> None:
-        import extract.commits
-
-        def strike() -> None:
-            _strike(os, "link", 1, before=False)
-
-        _strike(extract.commits, "create_once", at, before=True, effect=strike)
-
-    return {
-        "before job.json is linked": lambda at: _strike(os, "link", 1, before=True),
-        "before the data is published": lambda at: _strike(extract.publishing, "publish", at, before=True),
-        "between data and record": lambda at: _strike(extract.publishing, "publish", at, before=False),
-        "before the record is linked": in_create_once,
-        "right after the record is linked": before_unlink,
-        "between the last record and the manifest": lambda at: _strike(extract.completion, "finalize", 1, before=True),
-        "before the manifest is renamed": lambda at: _strike(
-            extract.completion, "finalize", 1, before=True, effect=lambda: _strike(Path, "rename", 1, before=True)
-        ),
-    }
-
-
-FAULTS = (
-    "before job.json is linked",
-    "before the data is published",
-    "between data and record",
-    "before the record is linked",
-    "right after the record is linked",
-    "between the last record and the manifest",
-    "before the manifest is renamed",
-)
+        fcntl.lockf = no_locks  # type: ignore[assignment]
+    elif fault == "before job.json is linked":
+        _strike(os, "link", 1, before=True)
+    elif fault == "before the data is published":
+        _strike(extract.publishing, "publish", at, before=True)
+    elif fault == "between data and record":
+        _strike(extract.publishing, "publish", at, before=False)
+    elif fault == "before the record is linked":
+        _strike(extract.commits, "create_once", at, before=True, effect=lambda: _strike(os, "link", 1, before=True))
+    elif fault == "right after the record is linked":
+        _strike(extract.commits, "create_once", at, before=True, effect=lambda: _strike(os, "link", 1, before=False))
+    elif fault == "between the last record and the manifest":
+        _strike(extract.completion, "finalize", 1, before=True)
+    elif fault == "before the manifest is renamed":
+        _strike(extract.completion, "finalize", 1, before=True, effect=lambda: _strike(Path, "rename", 1, before=True))
+    else:
+        raise ValueError(fault)
 
 
 def _serve(requests: BinaryIO, answers: int) -> None:
@@ -204,8 +191,6 @@ def _serve(requests: BinaryIO, answers: int) -> None:
     import extract.runners.local  # noqa: F401
 
     torch.set_num_threads(1)
-    faults = _faults()
-    assert tuple(faults) == FAULTS
     for line in requests:
         request = json.loads(line)
         if "wait" in request:
@@ -213,11 +198,11 @@ def _serve(requests: BinaryIO, answers: int) -> None:
         else:
             answer = os.fork()
             if answer == 0:
-                _run(request, faults)
+                _run(request)
         os.write(answers, f"{answer}\n".encode())
 
 
-def _run(request: dict[str, Any], faults: dict[str, Callable[[int], None]]) -> None:
+def _run(request: dict[str, Any]) -> None:
     """Never returns."""
     code = 70
     try:
@@ -226,7 +211,7 @@ def _run(request: dict[str, Any], faults: dict[str, Callable[[int], None]]) -> N
         if request["file_bytes"] is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (request["file_bytes"], resource.RLIM_INFINITY))
         if request["fault"] is not None:
-            faults[request["fault"]](request["at"])
+            _set_up(request["fault"], request["at"])
         from extract.cli import main
 
         main(request["arguments"])
