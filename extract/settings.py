@@ -54,7 +54,7 @@ def parse(cls: type[T], table: Any, where: str) -> T:
         if key not in fields:
             near = difflib.get_close_matches(key, fields, n=1, cutoff=0.5)
             hint = f" Did you mean {near[0]!r}?" if near else f" Known keys: {', '.join(sorted(fields))}."
-            raise UnknownKey(where=where, key=key, hint=hint)
+            raise UnknownKey(where=where, key=_cut(str(key)), hint=hint)
         values[key] = _coerce(hints[key], value, where, key)
     for name, field in fields.items():
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
@@ -118,5 +118,10 @@ def _expected(hint: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value) if not isinstance(value, str) else f'"{value}"'
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return _cut(f'"{value}"' if isinstance(value, str) else repr(value))
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= 80 else text[:77] + "..."

@@ -96,7 +96,7 @@ class TestUsage:
             ("run --data x --limit -1", "options [source]: limit is -1, expected a whole number, 0 or more."),
             (
                 "run --data x --normalize",
-                'options [states]: normalize is True, expected false unless kind is "last", "mean" or "first".',
+                'options [states]: normalize is true, expected false unless kind is "last", "mean" or "first".',
             ),
             (
                 "run --data x -o out",

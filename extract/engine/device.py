@@ -18,7 +18,8 @@ def this_device(kind: str, asked_by: object = "recipe", advice: str = BUILD_FOR_
 
     Args:
         kind: as a recipe or a contract names it.
-        asked_by: what needs it, and `advice` what to do without it, for the message.
+        asked_by: what needs it, for the message.
+        advice: what to do without it, for the message.
 
     Raises:
         EngineDoesNotFit: "cuda" without a usable card.
