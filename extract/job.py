@@ -216,7 +216,11 @@ def read_job(root: Path) -> StoredJob:
             contract=table["contract"],
             derived_from=table["derived_from"],
         )
-    except (ValueError, KeyError, TypeError, RecursionError, pa.ArrowInvalid) as error:
+    except NotAJob:
+        raise
+    except ExtractError as error:
+        raise NotAJob(path=root, problem=f"job.json does not parse: {error}") from None
+    except (ValueError, KeyError, TypeError, RecursionError, OSError, pa.ArrowException) as error:
         raise NotAJob(path=root, problem=f"job.json does not parse: {type(error).__name__}: {error}") from None
 
 
@@ -233,7 +237,10 @@ def check_same(stored: StoredJob, record: JobRecord) -> None:
 
 
 def first_difference(found: Any, expected: Any, field: str = "") -> tuple[str, str, str] | None:
-    """Dotted name and both values of the first place where two JSON values differ, or `None`."""
+    """Dotted name and both values of the first place where two JSON values differ, or `None`.
+
+    A key that is missing counts as null, so that a later version may add settings that are null by default.
+    """
     if isinstance(found, dict) and isinstance(expected, dict):
         for key in [*expected, *(key for key in found if key not in expected)]:
             inner = first_difference(found.get(key), expected.get(key), f"{field}.{key}" if field else key)
@@ -246,11 +253,19 @@ def first_difference(found: Any, expected: Any, field: str = "") -> tuple[str, s
             if inner is not None:
                 return inner
         return None
-    return None if found == expected else (field, _short(found), _short(expected))
+    return None if found == expected else (field, *_short(found, expected))
 
 
-def _short(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
+def _short(found: Any, expected: Any) -> tuple[str, str]:
+    """Two values as JSON, cut to where they begin to differ if they are long."""
+    one, other = (json.dumps(value, ensure_ascii=False) for value in (found, expected))
+    same = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    if same > 40:
+        one, other = f"...{one[same - 20 :]}", f"...{other[same - 20 :]}"
+    return _cut(one), _cut(other)
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
