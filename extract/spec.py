@@ -49,7 +49,7 @@ class SourceSpec:
             raise ValueError("limit: a whole number, 0 or more")
         if self.rows is not None and self.streaming:
             raise ValueError("rows: left out with streaming = true, which has no random access")
-        if not self.paths or not all(self.paths):
+        if not self.paths or not all(self.paths) or any("\0" in path for path in self.paths):
             raise ValueError("path: a file, a directory, a glob or a dataset name")
 
     @property
@@ -153,6 +153,12 @@ class JobSpec:
     text: TextSpec = field(default_factory=TextSpec)
     states: StatesSpec = field(default_factory=StatesSpec)
     run: RunSpec = field(default_factory=RunSpec)
+
+    def __post_init__(self) -> None:
+        for key in ("engine", "output"):
+            value = getattr(self, key)
+            if value is not None and (not value or "\0" in value):  # "" would be the current directory
+                raise ValueError(f"{key}: the path of a directory")
 
 
 def load_job(path: Path) -> JobSpec:

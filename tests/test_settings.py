@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extract.commits import Commit
@@ -177,6 +177,7 @@ def tables_of(cls: type[Any]) -> st.SearchStrategy[dict[str, Any]]:
 
 @pytest.mark.parametrize("cls", [JobSpec, Recipe, Commit, Contract, Car], ids=lambda cls: cls.__name__)
 def test_no_value_crashes_the_parser(cls):
+    @settings(deadline=None)
     @given(tables_of(cls) | JSON_VALUES)
     def check(table: Any) -> None:
         try:
@@ -190,6 +191,7 @@ def test_no_value_crashes_the_parser(cls):
     check()
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_no_text_crashes_the_reader(tmp_path_factory, text):
     path = tmp_path_factory.getbasetemp() / "any.toml"
