@@ -81,6 +81,7 @@ def test_every_other_bound_says_why():
         "minimax": 5e-5,
     }
     assert all(FAMILIES[name].why for name in ("jetmoe", "minimax"))
+    assert [float32_bound(name) for name in ("jetmoe", "llama", "a family of tomorrow")] == [1e-4, 1e-5, 1e-5]
 
 
 @pytest.mark.slow
