@@ -29,7 +29,8 @@ class Progress:
         self._started = time.perf_counter()
         self._first_pass: float | None = None
         self._stream = stream if stream is not None else sys.stderr
-        self._quiet = quiet
+        nobody_listens = self._stream is None or self._stream.closed  # a process may be started without a stderr
+        self._quiet = quiet or nobody_listens
         self._bar: Any = None
         self._lock = threading.Lock()
         self._leaving = threading.Event()
