@@ -169,7 +169,7 @@ def test_a_shard_that_breaks_once_is_made_in_the_same_run(overlap, spec, runtime
         progress=Progress(stream=said),
     )
     assert (summary.complete, summary.num_shards_made) == (True, NUM_SHARDS)
-    assert said.getvalue().splitlines()[0] == "shard 3 broke: RuntimeError: a bit flipped"
+    assert "shard 3 broke: RuntimeError: a bit flipped" in said.getvalue().splitlines()
     assert crash_rig.content(out) == crash_rig.content(unbroken)
     assert crash_rig.names(out) == crash_rig.expected_names(out)
 
@@ -251,10 +251,10 @@ def test_a_lack_of_memory_halves_the_token_budget_once_and_says_so(overlap, spec
         progress=Progress(stream=said),
     )
     assert (summary.complete, summary.num_shards_made) == (True, NUM_SHARDS)
-    assert said.getvalue().splitlines()[0] == (
+    assert (
         "a forward pass of 64 tokens in 4 sequences ran out of memory on a small card. Run again with a smaller "
         "--max-tokens. Going on with 32 tokens a pass."
-    )
+    ) in said.getvalue().splitlines()
     budgets = [commit.worker["max_tokens"] for commit in read_commits(out / "commits")]
     assert budgets == [64] * 2 + [32] * 8
     assert [row.columns["id"] for row in open_output(out)] == [f"row {n}" for n in range(NUM_ROWS)]
