@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from extract.errors import OutOfSpace
 from extract.planning import Plan, carried_columns
-from extract.records import NOT_COUNTED, OUTCOMES, Outcome, TokenRows
+from extract.records import NOT_COUNTED, OUTCOMES, Int32, Outcome, TokenRows
 from extract.shards.sink import ShardWriter
 from extract.shards.values import value_type
 from extract.sources import Source
@@ -27,9 +27,12 @@ from extract.text.tokens import Example, RowTokenizer
 NUM_BLOCKS = 32
 BLOCK_ROWS = 64
 STREAM_ROWS = 1024
-WRITTEN_ROWS = 256
+WRITTEN_BYTES = 32 * 2**20
+"""Of ids and carried columns of the sample, which are written to the disk for temporary files."""
 BATCH_BYTES = 1536
 """What Arrow spends on describing one record batch and padding its buffers, about."""
+COMPRESSION_WINDOW = {"zstd": 2**19, "lz4": 2**16, "none": 0}
+"""How far back, in bytes, a compressor of a low level finds a repetition."""
 USUAL_RATIO = {"float16": 0.9, "float32": 0.9, "bfloat16": 0.77, "int8": 0.9}
 
 
@@ -119,15 +122,17 @@ def check_space(found: Estimate, plan: Plan, output: Path, done_bytes: int = 0) 
 
 
 class _Tally:
-    """Counts over the sampled rows, and the first of them kept for writing."""
+    """Counts over the sampled rows, and those of them that are kept for writing."""
 
     def __init__(self, plan: Plan, tokenizer: RowTokenizer) -> None:
         self.plan, self.tokenizer = plan, tokenizer
         self.sampled_rows = self.num_rows_out = self.num_tokens = self.num_tokens_original = self.doubled_bos = 0
-        self.states = 0
+        self.num_sequences = 0
+        self.prefix: Int32 | None = None
+        """Ids that all sequences begin with: their states are the same in every row."""
         self.outcomes: Counter[int] = Counter()
         self.kept: list[tuple[TokenRows, pa.RecordBatch]] = []
-        self.kept_rows = 0
+        self.kept_rows = self.kept_bytes = 0
         self.example: Example | None = None
 
     def add(self, batch: pa.RecordBatch, first_row: int) -> None:
@@ -135,7 +140,8 @@ class _Tally:
         self.sampled_rows += batch.num_rows
         self.num_rows_out += len(rows.outcome)
         self.num_tokens += len(rows.input_ids)
-        self.states += int(np.count_nonzero(np.diff(rows.offsets)))
+        self.num_sequences += int(np.count_nonzero(np.diff(rows.offsets)))
+        self.prefix = _common_prefix(rows, self.prefix)
         counted = (rows.chunk == 0) & (rows.num_tokens_original != NOT_COUNTED)
         self.num_tokens_original += int(rows.num_tokens_original[counted].sum(dtype=np.int64))
         self.doubled_bos += rows.doubled_bos
@@ -143,12 +149,26 @@ class _Tally:
         if self.example is None and len(rows.input_ids):
             index = int(rows.source_index[np.argmax(np.diff(rows.offsets) > 0)])
             self.example = self.tokenizer.example(batch.column(0).slice(index, 1), first_row + index)
-        if self.kept_rows < WRITTEN_ROWS and batch.num_rows:
+        if self.kept_bytes < WRITTEN_BYTES and batch.num_rows:
             carried = carried_columns(self.plan.spec.source)
             columns = [batch.column(name) for name in carried]
             fields = [batch.schema.field(name) for name in carried]
-            self.kept.append((rows, pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))))
+            kept = pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+            self.kept.append((rows, kept))
             self.kept_rows += batch.num_rows
+            self.kept_bytes += kept.nbytes + rows.input_ids.nbytes + rows.offsets.nbytes
+
+
+def _common_prefix(rows: TokenRows, known: Int32 | None) -> Int32 | None:
+    """The ids of `known` (or of the first sequence) that all sequences of `rows` begin with."""
+    lengths = np.diff(rows.offsets)
+    first = rows.offsets[:-1][lengths > 0]
+    if not len(first):
+        return known
+    shortest = int(lengths[lengths > 0].min())
+    prefix = rows.input_ids[first[0] : first[0] + shortest] if known is None else known[:shortest]
+    same = rows.input_ids[first[:, None] + np.arange(len(prefix))] == prefix
+    return prefix[np.logical_and.accumulate(same.all(axis=0))]
 
 
 def _sample(plan: Plan, source: Source) -> Iterator[tuple[pa.RecordBatch, int]]:
@@ -173,11 +193,17 @@ def _bytes(plan: Plan, tally: _Tally, scale: float) -> int:
     """Everything but the states by writing sampled rows without any; the states by their size and usual compression."""
     spec, width = plan.spec.states, plan.engine.output.width
     stored = value_type(spec.dtype)
-    count = tally.num_tokens if spec.kind == "tokens" else tally.num_rows_out
     ratio = 1.0
     if spec.compression == "zstd":
         ratio = plan.engine.measured.stored_ratio.get(spec.dtype, USUAL_RATIO[spec.dtype])
-    state_bytes = count * (width * stored.bytes_per_value * ratio + (4 if stored.scaled else 0))
+    raw = width * stored.bytes_per_value
+    per_state = raw * ratio + (4 if stored.scaled else 0)
+    count = tally.num_rows_out
+    if spec.kind == "tokens":
+        count = tally.num_tokens
+        if raw * count < COMPRESSION_WINDOW[spec.compression] * tally.num_sequences and tally.prefix is not None:
+            count -= tally.num_sequences * len(tally.prefix)  # each row's first states repeat those of the row before
+    state_bytes = per_state * count
     if not tally.kept_rows:
         return round(state_bytes * scale) + 4096
     empty, rest = _written_bytes(plan, tally)
@@ -195,7 +221,8 @@ def _written_bytes(plan: Plan, tally: _Tally) -> tuple[int, int]:
     """Bytes of a file without rows, and what the kept rows add to it with their states left out."""
     with tempfile.TemporaryDirectory(prefix="extract-") as folder:
         empty = _write(plan, Path(folder) / "empty", [])
-        return empty, max(0, _write(plan, Path(folder) / "rows", tally.kept) - empty)
+        rows = _write(plan, Path(folder) / "rows", tally.kept)  # one record batch for each sampled one
+        return empty, max(0, rows - empty - BATCH_BYTES * len(tally.kept))
 
 
 def _write(plan: Plan, path: Path, kept: list[tuple[TokenRows, pa.RecordBatch]]) -> int:

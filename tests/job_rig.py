@@ -222,3 +222,12 @@ def snapshot(directory: Path) -> dict[str, str]:
         for path in sorted(directory.rglob("*"))
         if path.is_file()
     }
+
+
+def edit_contract(engine: Path, **changes: Any) -> None:
+    """Change values of an engine's contract; a table is merged into the one that is there."""
+    path = engine / "contract.json"
+    table = json.loads(path.read_bytes())
+    for key, value in changes.items():
+        table[key] = {**table[key], **value} if isinstance(value, dict) else value
+    path.write_bytes(canonical_json(table) + b"\n")
