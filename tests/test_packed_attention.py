@@ -5,6 +5,7 @@ The reference of every number is the family's own base model on each row alone, 
 
 import math
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from extract.engine.torch_final_norm import NoFinalNorm, find_final_norm
 from extract.engine.torch_head import head_input
 from extract.engine.torch_packed_pass import Group, PackedAttentionRefused, groups_of, packed_pass
 from extract.engine.torch_proof import NotCausal, NotExact, PlainModelFails, packed_limits, prove
+from extract.engine.torch_trial import plain_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:transformers")
 
@@ -385,9 +387,37 @@ def test_the_proof_leaves_the_model_as_it_came():
     assert torch.equal(alone(model, row), before)
 
 
-def test_the_proof_holds_in_bfloat16():
-    proven = prove(small_model("llama").bfloat16(), max_input_tokens=32, max_tokens=128)
-    assert (proven.layout, proven.bound, proven.proof.neighbour) == ("packed", 2e-2, 0.0)
+def test_the_proof_holds_in_bfloat16_and_leaves_the_bits_as_they_were():
+    model = small_model("llama").bfloat16()
+    frequencies = torch.rand_like(model.rotary_emb.inv_freq.float())
+    model.rotary_emb.inv_freq = frequencies.clone()  # a float32 buffer, as checkpoints load it
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    proven = prove(model, max_input_tokens=32, max_tokens=128)
+    assert (proven.layout, proven.proof.neighbour) == ("packed", 0.0)
+    assert 2e-2 <= proven.bound <= 2e-1
+    assert {tensor.dtype for tensor in model.state_dict().values()} == {torch.bfloat16}
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert torch.equal(model.rotary_emb.inv_freq, frequencies)
+
+
+@pytest.mark.parametrize(("in_float32", "layout"), [(True, "dense"), (False, "packed")])
+def test_a_fault_that_bfloat16_rounding_hides_is_noticed_in_float32(monkeypatch, in_float32, layout):
+    right = torch_attention._written_out
+
+    def without_softcap(query, key, value, visible, scaling, softcap, s_aux):
+        return right(query, key, value, visible, scaling, 1e6, s_aux)
+
+    monkeypatch.setattr(torch_attention, "_written_out", without_softcap)
+    model = built("gemma2", attn_logit_softcapping=60.0).bfloat16()
+    for layer in model.layers:
+        layer.self_attn.attn_logit_softcapping = 60.0
+    proven = prove(model, max_input_tokens=32, max_tokens=128, decide_in_float32=in_float32)
+    assert proven.layout == layout
+
+
+def test_rounding_noise_of_the_plain_model_widens_the_bound_at_most_tenfold(monkeypatch):
+    monkeypatch.setattr("extract.engine.torch_proof.plain_rows", lambda *given: replace(plain_rows(*given), noise=1.0))
+    assert prove(small_model("llama"), max_input_tokens=32, max_tokens=128).bound == pytest.approx(1e-4)
 
 
 def test_layout_dense_can_be_asked_for():

@@ -7,7 +7,7 @@ refused. No list of families is consulted: a config can make any family behave l
 bound of families whose float32 is known to be uncertain.)
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -18,12 +18,19 @@ from extract.engine.families import float32_bound
 from extract.engine.torch_attention import PACKED_ATTENTION
 from extract.engine.torch_decoder import Layout, TorchDecoder, vocab_size
 from extract.engine.torch_final_norm import FinalNorm, family_of, find_final_norm
+from extract.engine.torch_float32 import in_float32
 from extract.engine.torch_head import head_input
-from extract.engine.torch_trial import Draw, Rows, relative_error, try_layout
+from extract.engine.torch_trial import Draw, Rows, plain_rows, relative_error, try_layout
 from extract.errors import CheckpointRefused, ExtractError
 
 HALF_BOUNDS = {torch.bfloat16: 2e-2, torch.float16: 5e-3}
 """Relative error of a row against the plain model in the same precision, where that is not float32."""
+
+NOISE_MARGIN = 2.0
+"""A row may also differ by this many times what the plain model's own rounding moves a row, but see `MOST_NOISE`."""
+
+MOST_NOISE = 10.0
+"""However much rounding moves a row, it may differ by at most this many times the usual bound."""
 
 PROBE_LENGTHS = (3, 17, 1, 128, 5, 64, 64, 2, 17, 31)
 """Lengths of the rows that are compared with the plain model, each cut at the engine's limit. Not sorted on purpose."""
@@ -80,11 +87,14 @@ def prove(
     device: str | torch.device = "cpu",
     allow_no_final_norm: bool = False,
     tolerance: float | None = None,
+    decide_in_float32: bool = True,
 ) -> ProofResult:
     """Find the layout that is right for `model`, a loaded base model with its own attention set.
 
+    A half-precision model is decided on in float32, where rounding hides nothing, and then measured as it is.
+
     Args:
-        model: left as it came, with its own attention.
+        model: left as it came, with its own attention and the same bits.
         max_input_tokens: longest sequence of the engine.
         max_tokens: token budget of a pass; the moved sequence is tried at the end of a pass of this size.
         vocab: token ids 0 to vocab - 1 are drawn; `None` is all that the embedding knows.
@@ -93,6 +103,7 @@ def prove(
         device: where the engine will run.
         allow_no_final_norm: take the model's output as it is where no final norm is found.
         tolerance: bound of the relative error; `None` is the bound of the model's type and family.
+        decide_in_float32: false where the weights do not fit in float32; the decision is then weaker.
 
     Raises:
         NoFinalNorm: see `find_final_norm`.
@@ -100,63 +111,104 @@ def prove(
         NotCausal: later tokens change earlier states.
         NotExact: no layout that was tried is right.
     """
-    family = family_of(model)
-    bound = _bound_of(model, family) if tolerance is None else tolerance
-    draw = Draw(vocab_size(model) if vocab is None else vocab, seed)
-    probe = draw.row(min(8, max_input_tokens)).to(device)
-    final_norm = find_final_norm(model.to(device).eval(), probe, allow_no_final_norm=True)
-    plain = TorchDecoder(model, layout="dense", device=device, final_norm=final_norm)
-    try:
-        _check_causal(plain, draw, max_input_tokens, family, bound)
-        if final_norm.how == "none" and not allow_no_final_norm:
-            find_final_norm(model, probe)  # raises: consent is asked for only where the rest is right
-        ids = [draw.row(min(length, max_input_tokens)) for length in (*PROBE_LENGTHS, max_input_tokens)]
-        rows = Rows(ids, [plain.states(row, [0, len(row)]) for row in ids])
-        seen_by_head = head_input(plain, probe)
-    except (ExtractError, MemoryError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:
-        problem = f"{type(error).__name__}: {str(error)[:200]}"
-        raise PlainModelFails(family=family, longest=max_input_tokens, problem=problem) from error
-    finally:
-        plain.close()
+    prover = _Prover(
+        model=model.to(device).eval(),
+        device=device,
+        max_input_tokens=max_input_tokens,
+        max_tokens=max_tokens,
+        vocab=vocab_size(model) if vocab is None else vocab,
+        seed=seed,
+        allow_no_final_norm=allow_no_final_norm,
+        tolerance=tolerance,
+    )
+    layouts: tuple[Layout, ...] = ("packed", "dense") if layout == "auto" else (layout,)
+    if decide_in_float32 and _dtype_of(model) in HALF_BOUNDS:
+        with in_float32(model):
+            decided = prover.decide(layouts)
+        return replace(prover.decide((decided.layout,), decided=True), reasons=decided.reasons)
+    return prover.decide(layouts)
 
-    reasons: list[str] = []
-    tried: tuple[Layout, ...] = ("packed", "dense") if layout == "auto" else (layout,)
-    for candidate in tried:
-        limit = None
-        if candidate == "packed":
-            against, limit = packed_limits(model.config, max_input_tokens)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Prover:
+    """The settings of one proof. Its two runs (float32, own precision) draw the same rows."""
+
+    model: nn.Module
+    device: str | torch.device
+    max_input_tokens: int
+    max_tokens: int
+    vocab: int
+    seed: int
+    allow_no_final_norm: bool
+    tolerance: float | None
+
+    def decide(self, layouts: tuple[Layout, ...], *, decided: bool = False) -> ProofResult:
+        """The first of `layouts` that is right in the precision that the model has now.
+
+        `decided`: float32 has shown that sequences do not touch each other, so rounding may now move them.
+        """
+        family, draw = family_of(self.model), Draw(self.vocab, self.seed)
+        usual = _usual_bound(self.model, family) if self.tolerance is None else self.tolerance
+        probe = draw.row(min(8, self.max_input_tokens)).to(self.device)
+        norm = find_final_norm(self.model, probe, allow_no_final_norm=True)
+        plain = TorchDecoder(self.model, layout="dense", device=self.device, final_norm=norm)
+        try:
+            _check_causal(plain, draw, self.max_input_tokens, family, usual)
+            if norm.how == "none" and not self.allow_no_final_norm:
+                find_final_norm(self.model, probe)  # raises: consent is asked for only where the rest is right
+            lengths = (min(length, self.max_input_tokens) for length in (*PROBE_LENGTHS, self.max_input_tokens))
+            rows = plain_rows(plain, [draw.row(length) for length in lengths], self.max_tokens)
+            seen_by_head = head_input(plain, probe)
+        except (ExtractError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            problem = f"{type(error).__name__}: {str(error)[:200]}"
+            raise PlainModelFails(family=family, longest=self.max_input_tokens, problem=problem) from error
+        finally:
+            plain.close()
+
+        bound = usual if self.tolerance is not None else min(max(usual, NOISE_MARGIN * rows.noise), MOST_NOISE * usual)
+        reasons: list[str] = []
+        for layout in layouts:
+            against, limit = (
+                packed_limits(self.model.config, self.max_input_tokens) if layout == "packed" else (None, None)
+            )
             if against is not None:
                 reasons.append(f"packed: {against}")
                 continue
-        budget = max_tokens if limit is None else min(limit, max_tokens)
-        try:
-            proof = _tried(model, candidate, rows, draw, max_input_tokens, budget, final_norm, device)
-        except ExtractError as error:
-            reasons.append(f"{candidate}: {error}")
-            continue
-        except (MemoryError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:  # whatever a family's own code raises here, this layout is not for it
-            reasons.append(f"{candidate}: {type(error).__name__}: {str(error)[:200]}")
-            continue
-        if proof.neighbour <= bound and proof.moved <= bound and proof.plain <= bound:
-            return ProofResult(
-                layout=candidate,
-                attention=PACKED_ATTENTION if candidate == "packed" else str(plain.own_attention),
-                proof=proof,
-                bound=bound,
-                final_norm=final_norm,
-                head_input=seen_by_head,
-                limit_max_tokens=limit,
-                reasons=tuple(reasons),
+            try:
+                proof = self._tried(layout, rows, draw, min(limit or self.max_tokens, self.max_tokens), norm)
+            except (MemoryError, torch.OutOfMemoryError):
+                raise
+            except ExtractError as error:
+                reasons.append(f"{layout}: {error}")
+                continue
+            except Exception as error:  # whatever a family's own code raises here, this layout is not for it
+                reasons.append(f"{layout}: {type(error).__name__}: {str(error)[:200]}")
+                continue
+            if proof.neighbour <= (bound if decided else usual) and proof.moved <= bound and proof.plain <= bound:
+                return ProofResult(
+                    layout=layout,
+                    attention=PACKED_ATTENTION if layout == "packed" else plain.own_attention,
+                    proof=proof,
+                    bound=bound,
+                    final_norm=norm,
+                    head_input=seen_by_head,
+                    limit_max_tokens=limit,
+                    reasons=tuple(reasons),
+                )
+            reasons.append(
+                f"{layout}: relative error {proof.plain:.1e} against the plain model, {proof.moved:.1e} when moved, "
+                f"{proof.neighbour:.1e} when a neighbour changes"
             )
-        reasons.append(
-            f"{candidate}: relative error {proof.plain:.1e} against the plain model, {proof.moved:.1e} when moved, "
-            f"{proof.neighbour:.1e} when a neighbour changes"
-        )
-    raise NotExact(family=family, bound=bound, reasons=". ".join(reasons))
+        raise NotExact(family=family, bound=bound, reasons=". ".join(reasons))
+
+    def _tried(self, layout: Layout, rows: Rows, draw: Draw, max_tokens: int, norm: FinalNorm) -> Proof:
+        decoder = TorchDecoder(self.model, layout=layout, device=self.device, final_norm=norm)
+        try:
+            return try_layout(decoder, rows, draw, self.max_input_tokens, max_tokens)
+        finally:
+            decoder.close()
 
 
 def packed_limits(config: Any, max_input_tokens: int) -> tuple[str | None, int | None]:
@@ -175,23 +227,6 @@ def packed_limits(config: Any, max_input_tokens: int) -> tuple[str | None, int |
     return None, None
 
 
-def _tried(
-    model: nn.Module,
-    layout: Layout,
-    rows: Rows,
-    draw: Draw,
-    max_input_tokens: int,
-    max_tokens: int,
-    final_norm: FinalNorm,
-    device: str | torch.device,
-) -> Proof:
-    decoder = TorchDecoder(model, layout=layout, device=device, final_norm=final_norm)
-    try:
-        return try_layout(decoder, rows, draw, max_input_tokens, max_tokens)
-    finally:
-        decoder.close()
-
-
 def _check_causal(plain: TorchDecoder, draw: Draw, max_input_tokens: int, family: str, bound: float) -> None:
     length = min(max_input_tokens, 32)
     kept = length // 2
@@ -205,9 +240,13 @@ def _check_causal(plain: TorchDecoder, draw: Draw, max_input_tokens: int, family
         raise NotCausal(family=family, found=found, bound=bound)
 
 
-def _bound_of(model: nn.Module, family: str) -> float:
-    dtype: torch.dtype = model.dtype  # type: ignore[assignment]
-    return HALF_BOUNDS.get(dtype, float32_bound(family))
+def _dtype_of(model: nn.Module) -> torch.dtype:
+    """The type of the weights as they are now."""
+    return next(parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
+
+
+def _usual_bound(model: nn.Module, family: str) -> float:
+    return HALF_BOUNDS.get(_dtype_of(model), float32_bound(family))
 
 
 def _rope_parameters(config: Any) -> list[dict[str, Any]]:

@@ -17,6 +17,8 @@ class Rows:
 
     ids: list[torch.Tensor]
     plain: list[torch.Tensor]
+    noise: float
+    """Largest relative error between a row alone and the same row side by side with itself: rounding only."""
 
 
 def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -36,6 +38,16 @@ class Draw:
     def row(self, length: int) -> torch.Tensor:
         """int64 [length]."""
         return torch.randint(self._vocab, (length,), generator=self._generator)
+
+
+def plain_rows(plain: TorchDecoder, ids: list[torch.Tensor], max_tokens: int) -> Rows:
+    """The states of each row alone, in a dense decoder with the family's own attention."""
+    states = [plain.states(row, [0, len(row)]) for row in ids]
+    noise = 0.0
+    for row, state in zip(ids, states, strict=True):
+        copies = min(3, max(1, max_tokens // len(row)))
+        noise = max(noise, relative_error(_run(plain, [row] * copies)[-1], state))
+    return Rows(ids, states, noise)
 
 
 def try_layout(decoder: TorchDecoder, rows: Rows, draw: Draw, max_input_tokens: int, max_tokens: int) -> Proof:
