@@ -1,7 +1,6 @@
 """GGUF files: read by their header, refused by name, and imported to the states of their safetensors twin."""
 
 import json
-import os
 import struct
 from pathlib import Path
 
@@ -12,9 +11,11 @@ import rig
 from extract.engine.checkpoint import open_checkpoint
 from extract.engine.checkpoint_tokenizer import load_tokenizer
 from extract.engine.decoder import WeightsDoNotFit, load_decoder
-from extract.engine.gguf_file import ARCHITECTURES, RefusedGguf, read_gguf
+from extract.engine.gguf_file import GgufHeader, RefusedGguf, read_gguf
+from extract.engine.gguf_settings import ARCHITECTURES, GGUF_FAMILIES, check_gguf, config_settings
 
 SEQUENCES = rig.random_sequences([1, 9, 40], seed=5)
+DEMO = Path(__file__).parent.parent / "demo"
 _FROM_HF = {
     "num_hidden_layers": "block_count",
     "max_position_embeddings": "context_length",
@@ -22,14 +23,65 @@ _FROM_HF = {
     "intermediate_size": "feed_forward_length",
     "num_attention_heads": "attention.head_count",
     "num_key_value_heads": "attention.head_count_kv",
-    "vocab_size": "vocab_size",
     "head_dim": "attention.key_length",
     "sliding_window": "attention.sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "layer_norm_epsilon": "attention.layer_norm_epsilon",
+}
+_LEFT_OUT = {"gpt2": ("num_key_value_heads", "head_dim"), "phi3": ("head_dim",)}
+"""What llama.cpp's converter does not write for a family, though the tiny configs carry it."""
+_TWINS = {
+    "gemma2": {"sliding_window": 8},
+    "gemma3": {
+        "num_hidden_layers": 7,  # the sixth has no window
+        "sliding_window": 8,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1_000_000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+        },
+    },
+    "phi3": {"sliding_window": 8},
 }
 
 
+def settings_of(config, architecture: str) -> dict:
+    """The settings that llama.cpp's converter writes for a config."""
+    written = {
+        name: getattr(config, key, None) for key, name in _FROM_HF.items() if key not in _LEFT_OUT.get(architecture, ())
+    }
+    if architecture == "gpt2":
+        written["feed_forward_length"] = config.n_inner or 4 * config.n_embd
+    if "attention.key_length" in written:
+        written["attention.value_length"] = written["attention.key_length"]
+    rope = getattr(config, "rope_parameters", None) or {}
+    if architecture == "gemma3":
+        rope = rope["full_attention"]
+    if architecture != "gemma2":
+        written["rope.freq_base"] = rope.get("rope_theta")
+    if rope.get("rope_type") == "linear":
+        written |= {"rope.scaling.type": "linear", "rope.scaling.factor": rope["factor"]}
+    if architecture == "phi3":
+        written["attention.sliding_window"] = config.sliding_window or 0
+        written["rope.dimension_count"] = config.hidden_size // config.num_attention_heads
+        written["rope.scaling.original_context_length"] = config.original_max_position_embeddings
+    if architecture == "llama":
+        written |= {"rope.dimension_count": config.head_dim, "vocab_size": config.vocab_size}
+    return {name: value for name, value in written.items() if value is not None}
+
+
 def convert(checkpoint: Path, path: Path, architecture: str, *, extra=None, drop: str = "", factors=False) -> Path:
-    """Write a float32 GGUF file of a tiny checkpoint, as llama.cpp's converter would."""
+    """Write a float32 GGUF file of a tiny checkpoint, as llama.cpp's converter would.
+
+    Args:
+        checkpoint: a safetensors directory of `rig.tiny_checkpoint`.
+        path: the file to write.
+        architecture: GGUF's name of it.
+        extra: settings to add or, with `None`, to leave out.
+        drop: weights with this in their name are left out.
+        factors: write a tensor of rotary factors.
+    """
     import gguf
     from safetensors.numpy import load_file
     from transformers import AutoConfig, AutoTokenizer
@@ -37,26 +89,10 @@ def convert(checkpoint: Path, path: Path, architecture: str, *, extra=None, drop
     config = AutoConfig.from_pretrained(checkpoint)
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_name("tiny")
-    for key, name in _FROM_HF.items():
-        value = getattr(config, key, None)
-        if key == "intermediate_size" and architecture == "gpt2":
-            value = config.n_inner or 4 * config.n_embd
+    writers = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    for key, value in {**settings_of(config, architecture), **(extra or {})}.items():
         if value is not None:
-            writer.add_uint32(f"{architecture}.{name}", value)
-    epsilon = next(
-        getattr(config, key) for key in ("rms_norm_eps", "layer_norm_epsilon", "norm_epsilon") if hasattr(config, key)
-    )
-    rms = hasattr(config, "rms_norm_eps")
-    writer.add_float32(f"{architecture}.attention.layer_norm_{'rms_' if rms else ''}epsilon", epsilon)
-    rope = getattr(config, "rope_parameters", None) or {}
-    theta = rope.get("rope_theta") or (rope.get("full_attention") or {}).get("rope_theta")
-    if theta:
-        writer.add_float32(f"{architecture}.rope.freq_base", theta)
-        writer.add_uint32(
-            f"{architecture}.rope.dimension_count", config.head_dim if hasattr(config, "head_dim") else 16
-        )
-    for key, value in (extra or {}).items():
-        writer.add_string(f"{architecture}.{key}", value)
+            writers.get(type(value), writer.add_array)(f"{architecture}.{key}", value)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
     tokens = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().get)
@@ -80,6 +116,8 @@ def convert(checkpoint: Path, path: Path, architecture: str, *, extra=None, drop
             weight = weight.reshape(count, 2, -1, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
         if architecture == "gpt2" and name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
             weight = weight.T
+        if architecture.startswith("gemma") and name.endswith("norm.weight"):
+            weight = weight + np.float32(1)
         stem, _, ending = name.rpartition(".")
         writer.add_tensor(f"{names.get_name(stem)}.{ending}", np.ascontiguousarray(weight, dtype=np.float32))
     if factors:
@@ -124,16 +162,86 @@ def test_another_name_for_the_same_gguf_file_is_the_same_checkpoint(llama, tmp_p
     assert open_checkpoint(other).sha256 == open_checkpoint(llama).sha256
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+    ("architecture", "tied"),
+    [(name, tied) for name in ARCHITECTURES for tied in (True, False) if tied or not name.startswith("gemma")],
+)
 def test_the_import_gives_the_states_of_the_safetensors_twin(architecture, tied, tmp_path):
-    directory = rig.tiny_checkpoint(tmp_path / "twin", architecture, tied=tied)
+    family, settings = GGUF_FAMILIES[architecture].model_type, _TWINS.get(architecture, {})
+    directory = rig.tiny_checkpoint(tmp_path / "twin", family, tied=tied, **settings)
     path = convert(directory, tmp_path / "tiny.gguf", architecture)
     decoder = load_decoder(open_checkpoint(path), "float32", attn_implementation="eager")
     found = rig.reference_states(decoder.model, SEQUENCES)
     expected = rig.reference_states(directory, SEQUENCES)
     assert rig.relative_error(found, expected) == 0
     assert decoder.config.use_cache is False
+
+
+# --- what Gemma's files do not say ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Gemma 3 in safetensors."""
+    return rig.tiny_checkpoint(tmp_path_factory.mktemp("gemma"), "gemma3_text", tied=True, **_TWINS["gemma3"])
+
+
+def settings_read(path: Path) -> dict:
+    header = read_gguf(path)
+    check_gguf(path, header)
+    return config_settings(header)
+
+
+def test_a_note_says_what_is_taken_as_llama_cpp_takes_it(gemma, tmp_path):
+    path = convert(gemma, tmp_path / "gemma.gguf", "gemma3")
+    assert open_checkpoint(path).notes == (
+        "imported from GGUF (F32), dequantised",
+        "not in the file, taken as llama.cpp takes it: attention scale 1/sqrt(16), "
+        "every layer but each 6th with a window",
+    )
+
+
+@pytest.mark.parametrize(
+    ("architecture", "layers", "scalar"),
+    [("gemma2", 46, 144), ("gemma2", 42, 128), ("gemma3", 62, 144), ("gemma3", 48, 128)],
+)
+def test_the_27b_sizes_alone_scale_attention_by_the_hidden_size(architecture, layers, scalar):
+    stated = {
+        "block_count": layers,
+        "embedding_length": 4608,
+        "attention.head_count": 32,
+        "attention.key_length": 128,
+        "rope.freq_base": 1e6,
+    }
+    metadata = {f"{architecture}.{key}": value for key, value in stated.items()}
+    header = GgufHeader(architecture=architecture, metadata=metadata, tensors=())
+    assert config_settings(header)["query_pre_attn_scalar"] == scalar
+
+
+@pytest.mark.parametrize("extra", [{"rope.scaling.type": "none"}, {"rope.scaling.factor": None}])
+def test_gemma_positions_are_scaled_only_if_the_file_says_so(gemma, tmp_path, extra):
+    settings = settings_read(convert(gemma, tmp_path / "unscaled.gguf", "gemma3", extra=extra))
+    assert settings["rope_parameters"]["full_attention"] == {"rope_type": "default", "rope_theta": 1_000_000.0}
+
+
+def test_a_gemma_file_may_state_its_windows(gemma, tmp_path):
+    extra = {"attention.sliding_window_pattern": 3, "rope.freq_base_swa": 5_000.0}
+    path = convert(gemma, tmp_path / "windows.gguf", "gemma3", extra=extra)
+    settings = settings_read(path)
+    full = [layer for layer, kind in enumerate(settings["layer_types"]) if kind == "full_attention"]
+    assert full == [2, 5]
+    assert settings["rope_parameters"]["sliding_attention"]["rope_theta"] == 5_000.0
+    assert open_checkpoint(path).notes[1:] == (
+        "not in the file, taken as llama.cpp takes it: attention scale 1/sqrt(16)",
+    )
+
+
+def test_gemma_windows_of_no_size_are_refused(gemma, tmp_path):
+    path = convert(gemma, tmp_path / "none.gguf", "gemma3", extra={"attention.sliding_window": 0})
+    assert refusal(path) == (
+        f"{path}: it has the setting gemma3.attention.sliding_window = 0, which the import would not do. "
+        "Take the checkpoint in safetensors, as its publisher has it."
+    )
 
 
 def test_the_tokenizer_of_a_gguf_file_gives_the_twins_ids(llama, twin):
@@ -194,6 +302,40 @@ def test_a_setting_that_the_import_would_drop_is_refused(twin, tmp_path, key):
     )
 
 
+def test_a_setting_of_each_layer_is_refused(twin, tmp_path):
+    path = convert(twin, tmp_path / "layers.gguf", "llama", extra={"attention.head_count_kv": [2, 2, 2]})
+    assert refusal(path) == (
+        f"{path}: it has the setting llama.attention.head_count_kv as a list of 3, which the import would drop. "
+        "Take the checkpoint in safetensors, as its publisher has it."
+    )
+
+
+def test_heads_that_are_rotated_in_part_are_refused(twin, tmp_path):
+    path = convert(twin, tmp_path / "part.gguf", "llama", extra={"rope.dimension_count": 8})
+    assert refusal(path) == (
+        f"{path}: 8 of the 16 values of an attention head are rotated, which the import would not do. "
+        "Take the checkpoint in safetensors, as its publisher has it."
+    )
+
+
+@pytest.mark.parametrize(
+    ("architecture", "setting"),
+    [
+        ("gemma3", "rope.freq_base"),
+        ("gemma3", "attention.sliding_window"),
+        ("gemma3", "attention.layer_norm_rms_epsilon"),
+        ("phi3", "attention.sliding_window"),
+    ],
+)
+def test_a_setting_that_the_import_would_guess_is_refused(architecture, setting, tmp_path):
+    directory = rig.tiny_checkpoint(tmp_path / "twin", GGUF_FAMILIES[architecture].model_type, tied=True)
+    path = convert(directory, tmp_path / "lacks.gguf", architecture, extra={setting: None})
+    assert refusal(path) == (
+        f"{path}: it lacks the setting {architecture}.{setting}, which the import will not guess. "
+        "Take the checkpoint in safetensors, as its publisher has it."
+    )
+
+
 def test_unscaled_rotary_positions_may_be_spelled_out(twin, tmp_path):
     open_checkpoint(convert(twin, tmp_path / "plain.gguf", "llama", extra={"rope.scaling.type": "none"}))
 
@@ -223,15 +365,32 @@ def test_a_missing_tensor_is_refused(twin, tmp_path):
 # --- a real file ----------------------------------------------------------------------------------------------------
 
 
+def real_file(pattern: str) -> Path:
+    found = sorted(DEMO.glob(pattern))
+    if not found:
+        pytest.skip(f"demo/{pattern} is not here")
+    return found[0]
+
+
 @pytest.mark.model
 @pytest.mark.slow
-def test_smollm2_imports_and_continues_a_sentence():
-    path = Path(os.environ.get("EXTRACT_SMOLLM2_GGUF", ""))
-    if not path.is_file():
-        pytest.skip("EXTRACT_SMOLLM2_GGUF does not name the SmolLM2-135M GGUF file")
-    checkpoint = open_checkpoint(path)
+@pytest.mark.parametrize("pattern", ["SmolLM2-135M-Instruct.Q4_1.gguf", "gemma-3-270m*.gguf"])
+def test_a_real_file_continues_a_sentence(pattern):
+    checkpoint = open_checkpoint(real_file(pattern))
     tokenizer, decoder = load_tokenizer(checkpoint), load_decoder(checkpoint, "float32")
-    ids = tokenizer("The capital of France is")["input_ids"]
-    (state,) = rig.reference_states(decoder.model, [ids])
-    logits = decoder.model.embed_tokens.weight.numpy() @ state[-1]
-    assert tokenizer.decode([int(logits.argmax())]) == " Paris"
+
+    def likeliest(text: str, count: int) -> list[str]:
+        (state,) = rig.reference_states(decoder.model, [tokenizer(text)["input_ids"]])
+        logits = decoder.model.embed_tokens.weight.numpy() @ state[-1]
+        return [tokenizer.decode([token]) for token in np.argsort(-logits)[:count].tolist()]
+
+    assert " Paris" in likeliest("The capital of France is", 5)
+    assert likeliest("Paris is the capital of", 1) == [" France"]
+
+
+@pytest.mark.model
+@pytest.mark.slow
+def test_the_tokenizer_of_a_real_gemma_file_gives_known_ids():
+    tokenizer = load_tokenizer(open_checkpoint(real_file("gemma-3-270m*.gguf")))
+    assert tokenizer("The capital of France is")["input_ids"] == [2, 818, 5279, 529, 7001, 563]
+    assert tokenizer.decode(tokenizer("a    b\n\n\tGrüße")["input_ids"][1:]) == "a    b\n\n\tGrüße"

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from extract.canonical import digest, file_digest
-from extract.engine.gguf_file import HEAD, check_gguf, read_gguf
+from extract.engine.gguf_file import HEAD, read_gguf
+from extract.engine.gguf_settings import check_gguf
 from extract.engine.hub_cache import NoSuchCheckpoint, fetch_from_hub, is_hub_name
 from extract.engine.model_config import CONFIG, check_decoder, read_config
 from extract.engine.quantization import check_quantization

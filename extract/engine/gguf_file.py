@@ -1,8 +1,7 @@
 """The header of a GGUF file: architecture, metadata, and where each tensor lies; no tensor is read.
 
 Parsed here with bounds instead of by gguf's reader, which takes seconds for a vocabulary and maps a cut file without a
-word. Only architectures are accepted whose import was compared with the safetensors original, state for state, and no
-setting that the import would not read.
+word. What the settings mean, and which are accepted, is for `gguf_settings`.
 """
 
 import math
@@ -14,17 +13,7 @@ from typing import Any, ClassVar
 
 from extract.errors import CheckpointRefused
 
-ARCHITECTURES = ("gpt2", "llama", "qwen2", "qwen3")
-"""Compared with their originals. Others lose something: starcoder2 its rope theta, Gemma its attention scale, ..."""
 HEAD = "output.weight"
-_READ = (
-    *("block_count", "context_length", "embedding_length", "feed_forward_length", "vocab_size"),
-    *("attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.value_length"),
-    *("attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon", "rope.freq_base", "rope.dimension_count"),
-)
-"""Read by the import, or shown by the shapes of the weights."""
-_NEUTRAL = (("rope.scaling.type", "none"), ("expert_count", 0), ("expert_used_count", 0), ("attention.causal", True))
-_SAFETENSORS = "Take the checkpoint in safetensors, as its publisher has it."
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
@@ -35,6 +24,10 @@ class RefusedGguf(CheckpointRefused):
     """A GGUF file that is not whole, or that the import would not carry over exactly."""
 
     template: ClassVar[str] = "{path}: {problem}. {advice}"
+
+
+class ArrayLength(int):
+    """Stands in the metadata for an array, which is not kept; of its own type, so it is never taken for a setting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +92,7 @@ class _Cursor:
             else:
                 for _ in range(count):
                     self.value(inner, depth + 1)
-            return count
+            return ArrayLength(count)
         raise _broken(self.path, f"metadata of type {kind} found, which GGUF does not have")
 
 
@@ -107,7 +100,7 @@ def read_gguf(path: Path) -> GgufHeader:
     """Read and check the header of a GGUF file.
 
     Raises:
-        RefusedGguf: no GGUF file, an unknown version or tensor type, cut short, or not one of `ARCHITECTURES`.
+        RefusedGguf: no GGUF file, an unknown version or tensor type, or cut short.
     """
     if path.stat().st_size < 24:
         raise _broken(path, f"{path.stat().st_size} bytes are too few for a GGUF header")
@@ -125,36 +118,7 @@ def read_gguf(path: Path) -> GgufHeader:
             metadata[key] = cursor.value(cursor.take("I")[0])
         tensors = _tensors(cursor, num_tensors, int(metadata.get("general.alignment", 32)), len(data))
     architecture = str(metadata.get("general.architecture"))
-    if architecture not in ARCHITECTURES:
-        problem = f"GGUF architecture {architecture} is not imported ({', '.join(ARCHITECTURES)} are)"
-        raise RefusedGguf(path=path, problem=problem, advice=_SAFETENSORS)
     return GgufHeader(architecture=architecture, metadata=metadata, tensors=tensors)
-
-
-def check_gguf(path: Path, header: GgufHeader) -> tuple[str, ...]:
-    """Refuse what the import would drop without a word; return notes.
-
-    Raises:
-        RefusedGguf: a setting that it does not read, or a tensor of rotary factors.
-    """
-    for key, value in header.metadata.items():
-        setting = key.removeprefix(header.architecture + ".")
-        if setting != key and setting not in _READ and (setting, value) not in _NEUTRAL:
-            raise RefusedGguf(
-                path=path,
-                problem=f"it has the setting {key} = {value}, which the import would drop",
-                advice=_SAFETENSORS,
-            )
-    rotary, head = header.setting("rope.dimension_count"), header.setting("attention.key_length")
-    if rotary is not None and head is not None and rotary != head:
-        problem = f"{rotary} of the {head} values of an attention head are rotated, which the import would not do"
-        raise RefusedGguf(path=path, problem=problem, advice=_SAFETENSORS)
-    for tensor in header.tensors:
-        if tensor.name.startswith("rope_"):
-            problem = f"its rotary positions are scaled by the tensor {tensor.name}, which the import would drop"
-            raise RefusedGguf(path=path, problem=problem, advice=_SAFETENSORS)
-    types = sorted({tensor.type for tensor in header.tensors})
-    return (f"imported from GGUF ({', '.join(types)}), dequantised",)
 
 
 def _tensors(cursor: _Cursor, count: int, alignment: int, size: int) -> tuple[GgufTensor, ...]:

@@ -1,9 +1,9 @@
 """Config and weights out of a GGUF file, dequantised, as transformers' base model.
 
 Not through `from_pretrained(gguf_file=...)`: that wants accelerate, takes a minute for a small model, and leaves out
-tensors that it has no name for and settings too (a GPT-2's positions, a Qwen3's head size). The tables here are short
-because few architectures are accepted, and tests compare each with its original. Names come from the gguf package. An
-engine holds plain weights, so the import is paid once, at build.
+tensors that it has no name for and settings too (a GPT-2's positions, a Qwen3's head size, a Gemma 3's linear scaling).
+Settings come from `gguf_settings`, names from the gguf package. An engine holds plain weights, so the import is paid
+once, at build.
 """
 
 import mmap
@@ -11,32 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from extract.engine.gguf_file import HEAD, GgufHeader, GgufTensor, read_gguf
+from extract.engine.gguf_settings import GGUF_FAMILIES, config_settings
 
 if TYPE_CHECKING:
     import numpy as np
-
-_ROPE_DECODER = {
-    "block_count": "num_hidden_layers",
-    "context_length": "max_position_embeddings",
-    "embedding_length": "hidden_size",
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-}
-_KEYS = {
-    "gpt2": {
-        "block_count": "n_layer",
-        "context_length": "n_positions",
-        "embedding_length": "n_embd",
-        "feed_forward_length": "n_inner",
-        "attention.head_count": "n_head",
-        "attention.layer_norm_epsilon": "layer_norm_epsilon",
-    },
-    "llama": _ROPE_DECODER,
-    "qwen2": _ROPE_DECODER,
-    "qwen3": _ROPE_DECODER,
-}
 
 
 def import_gguf(path: Path, dtype: str, attn_implementation: str | None) -> tuple[Any, Any, set[str]]:
@@ -49,7 +27,8 @@ def import_gguf(path: Path, dtype: str, attn_implementation: str | None) -> tupl
     from transformers import AutoConfig, AutoModel
 
     header = read_gguf(path)
-    config = AutoConfig.for_model(header.architecture, use_cache=False, **config_settings(header))
+    model_type = GGUF_FAMILIES[header.architecture].model_type
+    config = AutoConfig.for_model(model_type, use_cache=False, **config_settings(header))
     options = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
     with torch.device("meta"):
         skeleton = AutoModel.from_config(config, **options)
@@ -72,27 +51,6 @@ def import_gguf(path: Path, dtype: str, attn_implementation: str | None) -> tupl
     return model, report, {tensor.name for tensor in header.tensors} - set(names) - {HEAD}
 
 
-def config_settings(header: GgufHeader) -> dict[str, Any]:
-    """A GGUF header's settings under transformers' names."""
-    settings = {name: header.setting(key) for key, name in _KEYS[header.architecture].items()}
-    settings = {name: value for name, value in settings.items() if value is not None}
-    settings["vocab_size"] = header.setting("vocab_size") or header.metadata.get("tokenizer.ggml.tokens")
-    settings["tie_word_embeddings"] = all(tensor.name != HEAD for tensor in header.tensors)
-    if header.architecture != "gpt2":
-        settings["head_dim"] = head_dim(header)
-        theta = header.setting("rope.freq_base") or 10_000.0
-        settings["rope_parameters"] = {"rope_type": "default", "rope_theta": theta}
-    for special in ("bos", "eos"):
-        settings[f"{special}_token_id"] = header.metadata.get(f"tokenizer.ggml.{special}_token_id")
-    return settings
-
-
-def head_dim(header: GgufHeader) -> int:
-    """Size of an attention head."""
-    stated = header.setting("attention.key_length") or header.setting("rope.dimension_count")
-    return int(stated or header.setting("embedding_length") // header.setting("attention.head_count"))
-
-
 def _names(header: GgufHeader, wanted: list[str]) -> dict[str, str]:
     """GGUF name to transformers' name, for the weights that the model wants."""
     import gguf
@@ -102,7 +60,8 @@ def _names(header: GgufHeader, wanted: list[str]) -> dict[str, str]:
     names = {}
     for name in wanted:
         stem, _, ending = name.rpartition(".")
-        found = table.get_name(stem)
+        # Converters name the weights of the model with its head; some tables know no other names.
+        found = table.get_name(stem) or table.get_name(f"model.{stem}")
         if found is not None:
             names[f"{found}.{ending}"] = name
     return names
@@ -135,4 +94,7 @@ def _original(header: GgufHeader, tensor: GgufTensor, weight: "np.ndarray") -> "
         weight = weight.reshape(heads, -1, 2, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
     if header.architecture == "gpt2" and weight.ndim == 2 and tensor.name.startswith("blk."):
         weight = weight.T  # Conv1D is [in, out]
+    if header.architecture in ("gemma2", "gemma3") and tensor.name.endswith("norm.weight"):
+        # The file has the factor, transformers its distance from 1. Exact both ways: transformers adds the 1 again.
+        weight = weight - np.float32(1)
     return np.ascontiguousarray(weight)
