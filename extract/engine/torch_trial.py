@@ -45,7 +45,7 @@ def plain_rows(plain: TorchDecoder, ids: list[torch.Tensor], max_tokens: int) ->
     states = [plain.states(row, [0, len(row)]) for row in ids]
     noise = 0.0
     for row, state in zip(ids, states, strict=True):
-        copies = min(3, max(1, max_tokens // len(row)))
+        copies = min(2, max(1, max_tokens // len(row)))
         noise = max(noise, relative_error(_run(plain, [row] * copies)[-1], state))
     return Rows(ids, states, noise)
 
