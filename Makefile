@@ -5,6 +5,8 @@ VENV ?= .venv
 # The torch to install. Set to nothing to use the torch (2.11 or newer) of $(PYTHON) instead.
 TORCH ?= torch==2.13.0
 
+JOBS ?= auto
+
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 MODEL := demo/SmolLM2-135M-Instruct.Q4_1.gguf
@@ -62,8 +64,8 @@ for row in table.to_pylist():
 endef
 export READ_BACK
 
-test: $(READY) $(MODEL)  ## all tests
-	$(BIN)/python -m pytest
+test: $(READY) $(MODEL)  ## all tests, on every core (JOBS=1 for one after the other)
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile
 
 lint: $(READY)  ## format, lint, types; changes nothing
 	$(BIN)/ruff format --check .

@@ -54,7 +54,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> "job_rig.Engines":
 
 @pytest.fixture(scope="session")
 def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An engine of the real SmolLM2-135M, which is also a checkpoint that transformers opens; `make model` fetches it."""
+    """An engine of the real SmolLM2-135M, also a checkpoint that transformers opens; `make model` fetches it."""
     from extract.engine.builder import build
     from extract.engine.recipe import Recipe
 

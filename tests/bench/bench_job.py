@@ -53,7 +53,7 @@ def main() -> None:
     print(
         f"versions torch {torch.__version__}, Python {platform.python_version()}, {runtime.contract.precision.activations}"
     )
-    print(f"work     {num_tokens:,} tokens in {len(batches)} passes, kind {given.kind}; limit: the engine's own speed")
+    print(f"work     {num_tokens:,} tokens in {len(batches)} passes, kind {given.kind}; limit: the engine's speed")
     for batch in batches[:2]:
         runtime.hidden_states(batch, given.kind)
 
