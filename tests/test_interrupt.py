@@ -134,18 +134,20 @@ def test_a_second_signal_does_not_wait_for_a_read_that_hangs(tiny_engine, rows, 
 
     monkeypatch.setattr(extract.pipeline, "GRACE_S", 0.2)
     reading, released = threading.Event(), threading.Event()
+    interrupted = []
     real = extract.pipeline.windows_of
 
     def hangs(shard, *arguments):
         if shard == 3:
             reading.set()
-            assert released.wait(60)
+            released.wait(60)
         yield from real(shard, *arguments)
 
     monkeypatch.setattr(extract.pipeline, "windows_of", hangs)
 
     def interrupt():
         assert reading.wait(60)
+        interrupted.append(time.perf_counter())
         for _ in range(2):
             time.sleep(0.3)
             os.kill(os.getpid(), signal.SIGINT)
@@ -156,9 +158,12 @@ def test_a_second_signal_does_not_wait_for_a_read_that_hangs(tiny_engine, rows, 
     try:
         with pytest.raises(StopRequested) as stopped:
             run(spec_of(tiny_engine, rows, out), runtime=load_runtime(tiny_engine, threads=1))
+        assert not released.is_set() and reading.is_set()
+        seconds = time.perf_counter() - interrupted[0]
     finally:
         released.set()
         thread.join()
+    assert seconds < 30.0, "it waited for the read"
     assert f"extract: {stopped.value}\n" == message(out, f"{crash_rig.num_commits(out)} of 25")
 
 

@@ -1,6 +1,7 @@
 """The run in one process: both twins give the same bytes; what breaks one shard or one pass does not end the job."""
 
 import io
+import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -261,12 +262,15 @@ def test_a_lack_of_memory_halves_the_token_budget_once_and_says_so(overlap, spec
 
 
 @BOTH
-def test_a_second_lack_of_memory_ends_the_run_with_what_to_do(overlap, spec, runtime, unbroken, tmp_path):
+@pytest.mark.parametrize("second", [2, 6], ids=["of the same shard", "of a later shard"])
+def test_a_second_lack_of_memory_ends_the_run_with_what_to_do(second, overlap, spec, runtime, unbroken, tmp_path):
     out = tmp_path / "out"
     spec = replace(spec, output=str(out), run=RunSpec(threads=1, max_tokens=64, overlap=overlap))
+    left = [2, second]
 
     def fault(shard):
-        if shard == 2:
+        if shard in left:
+            left.remove(shard)
             raise PassOutOfMemory(tokens="32", sequences="2", device="a small card")
 
     with pytest.raises(PassOutOfMemory) as failed:
@@ -278,8 +282,9 @@ def test_a_second_lack_of_memory_ends_the_run_with_what_to_do(overlap, spec, run
         "a forward pass of 32 tokens in 2 sequences ran out of memory on a small card. "
         "Run again with a smaller --max-tokens."
     )
-    assert [commit.shard for commit in read_commits(out / "commits")] == [0, 1]
-    assert run(replace(spec, run=RunSpec(threads=1, max_tokens=16)), runtime=runtime).num_shards_made == 8
+    assert [commit.shard for commit in read_commits(out / "commits")] == list(range(second))
+    again = run(replace(spec, run=RunSpec(threads=1, max_tokens=16)), runtime=runtime)
+    assert again.num_shards_made == NUM_SHARDS - second
 
 
 # --- the end of a job -----------------------------------------------------------------------------------------------
@@ -340,6 +345,25 @@ def test_where_locks_do_not_work_only_what_is_old_is_removed(littered, spec, run
         os.utime(path, times=(path.stat().st_mtime - ABANDONED_S - 1,) * 2)
     run(replace(spec, output=str(out)), runtime=runtime)
     assert [path for path in litter if not path.exists()] == old
+
+
+def test_where_locks_do_not_work_a_file_that_another_worker_may_be_writing_is_left_alone(
+    spec, runtime, unbroken, tmp_path, monkeypatch
+):
+    import fcntl
+
+    def lockf(*arguments):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(fcntl, "lockf", lockf)
+    out = tmp_path / "out"
+    shutil.copytree(unbroken, out)
+    commit_path(out / "commits", 3).unlink()
+    (out / "tmp").mkdir()
+    others = out / "tmp" / "shard-00003.12-abcd"
+    others.write_text("half a shard")
+    assert run(replace(spec, output=str(out)), runtime=runtime).num_shards_made == 1
+    assert others.read_text() == "half a shard"
 
 
 def test_the_manifest_knows_nothing_of_who_made_the_job(spec, runtime, unbroken, tmp_path):
