@@ -167,6 +167,7 @@ def _build_into(
         layout=recipe.layout,
         device=device.type,
         allow_no_final_norm=allow_no_final_norm,
+        decide_in_float32=plain.dtype == "float32",
     )
     if proven.limit_max_tokens is not None and proven.limit_max_tokens < limits.max_tokens:
         binding = "positions inside a packed pass of this family"
