@@ -4,6 +4,7 @@ Used for `extract sample`, and by builds that need real passages to measure on.
 """
 
 import ast
+import os
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -39,14 +40,22 @@ class Passage:
 def passages() -> Iterator[Passage]:
     """Docstrings of the running Python's standard library, by file name and position."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    files = [path for path in sorted(root.rglob("*.py")) if not SKIPPED_FOLDERS & set(path.relative_to(root).parts)]
-    for path in files:
+    for path in _sources(root):
         module = ".".join(path.relative_to(root).with_suffix("").parts)
         try:
             tree = ast.parse(path.read_bytes())
         except (SyntaxError, ValueError, OSError):
             continue
         yield from _docstrings(tree, module, module)
+
+
+def _sources(root: Path) -> list[Path]:
+    """Sorted Python files; skipped folders are not even listed, since `site-packages` may hold a hundred thousand."""
+    found: list[Path] = []
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name not in SKIPPED_FOLDERS]
+        found += [Path(folder, name) for name in names if name.endswith(".py")]
+    return sorted(found)
 
 
 def spread(count: int) -> list[Passage]:
