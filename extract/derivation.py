@@ -34,6 +34,7 @@ from extract.shards.views import BatchView
 from extract.spec import Compression, OutputKind, StatesSpec, ValueType
 from extract.store import clear_write_errors
 
+POLL_S = 0.5
 KEPT_METADATA = ("engine", "checkpoint", "checkpoint_name", "module", "computed_in", "tokens")
 """What the first output says about where its numbers came from stays true of the second."""
 
@@ -111,11 +112,7 @@ def derive(root: Path, target: Path, change: Change, progress: Progress | None =
         before = sum(last - first for first, last in (_rows_of(record, shard) for shard in done))
         progress.expect(record.num_rows, before)
         with progress:
-            for shard in range(record.num_shards or 1):
-                if shard in done or not claims.claim(shard) or commit_path(directory.commits, shard).exists():
-                    continue
-                if claims.supported:
-                    remove_leftovers(directory, shard)
+            for shard in _left(record, directory, claims):
                 progress.wrote(_make(origin, record, directory, shard, progress))
                 made += 1
     finally:
@@ -129,6 +126,27 @@ def derive(root: Path, target: Path, change: Change, progress: Progress | None =
         totals=totals(commits),
         seconds=round(time.perf_counter() - started, 3),
     )
+
+
+def _left(record: JobRecord, directory: JobDirectory, claims: Claims) -> Iterator[int]:
+    """Shards to make here, until every one is committed by this process or by others that share the work."""
+    while True:
+        done = committed_shards(directory.commits)
+        left = [shard for shard in range(record.num_shards or 1) if shard not in done]
+        if not left:
+            return
+        worked = False
+        for shard in left:
+            if not claims.claim(shard):
+                continue
+            worked = True
+            if not commit_path(directory.commits, shard).exists():
+                if claims.supported:
+                    remove_leftovers(directory, shard)
+                yield shard
+            claims.release(shard)
+        if not worked:
+            time.sleep(POLL_S)
 
 
 def _record(origin: Output, change: Change) -> JobRecord:

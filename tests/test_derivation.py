@@ -303,6 +303,30 @@ def test_a_killed_derivation_goes_on_and_leaves_finished_shards_alone(outputs, t
     assert derive(outputs / "tokens", tmp_path / "out", Change(dtype="int8", rows_per_shard=9)).num_shards_made == 0
 
 
+@pytest.mark.parametrize("fate", ["commits it", "dies"])
+def test_a_shard_that_another_process_holds_is_waited_for(outputs, tmp_path, monkeypatch, fate):
+    derive(outputs / "tokens", tmp_path / "whole", Change(dtype="int8"))
+    asked: list[int] = []
+
+    class Shared(derivation.Claims):
+        def claim(self, shard: int) -> bool:
+            asked.append(shard)
+            if shard == 1 and asked.count(1) <= 2:
+                return False
+            if fate == "commits it" and shard == 1:
+                for folder in ("data", "commits"):
+                    shutil.copytree(tmp_path / "whole" / folder, tmp_path / "out" / folder, dirs_exist_ok=True)
+            return super().claim(shard)
+
+    monkeypatch.setattr(derivation, "Claims", Shared)
+    monkeypatch.setattr(derivation, "POLL_S", 0.0)
+    made = derive(outputs / "tokens", tmp_path / "out", Change(dtype="int8"))
+    assert asked == [0, 1, 2, 1, 1]
+    assert made.num_shards_made == (2 if fate == "commits it" else 3)
+    assert snapshot(tmp_path / "out" / "data") == snapshot(tmp_path / "whole" / "data")
+    assert verify(tmp_path / "out").complete
+
+
 def test_another_change_does_not_go_on_in_the_same_directory(outputs, tmp_path):
     derive(outputs / "tokens", tmp_path / "out", Change(dtype="int8"))
     with pytest.raises(OtherJob) as error:
