@@ -32,6 +32,8 @@ def test_two_processes_share_the_shards_and_both_succeed(tiny_engine, rows, unbr
     assert [(one.code, one.err) for one in ended] == [(0, "")] * 2
     assert sum(one.summary["num_shards_made"] for one in ended) == crash_rig.NUM_SHARDS
     assert [one.summary["totals"]["num_rows"] for one in ended] == [crash_rig.NUM_ROWS] * 2
+    # Not a token went through the model twice.
+    assert sum(one.summary["tokens_computed"] for one in ended) == ended[0].summary["totals"]["num_tokens"]
     check_finished(out, unbroken)
 
 
