@@ -265,12 +265,12 @@ def _batches(origin: Output, first: int, last: int) -> Iterator[BatchView]:
 
 
 def _as_window(batch: BatchView, origin: Output, record: JobRecord) -> tuple[TokenRows, pa.RecordBatch, Any, Any]:
-    """A stored batch as the writer takes it; rows that had no finite state get NaN, so that they end as before."""
+    """A stored batch as the writer takes it; rows that had no finite state get NaN, so that they end as before.
+
+    Each chunk of a row comes with its own copy of the row's carried values, as it is stored.
+    """
     arrow = batch.arrow
     rows = batch.row
-    new_row = np.ones(len(rows), bool)
-    new_row[1:] = rows[1:] != rows[:-1]
-    index = np.cumsum(new_row) - 1
     codes = arrow.column(names.OUTCOME).indices.to_numpy().astype(np.uint8)
     lengths = batch.num_tokens.astype(np.int64)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
@@ -281,7 +281,7 @@ def _as_window(batch: BatchView, origin: Output, record: JobRecord) -> tuple[Tok
         spans = batch.id_spans
         ids = ids[int(spans.starts[0]) : int(spans.stops[-1])] if len(rows) else ids[:0]
     token_rows = TokenRows(
-        source_index=index.astype(np.int32),
+        source_index=np.arange(len(rows), dtype=np.int32),
         chunk=chunk,
         outcome=codes,
         num_tokens_original=original,
@@ -293,9 +293,8 @@ def _as_window(batch: BatchView, origin: Output, record: JobRecord) -> tuple[Tok
         for name in arrow.schema.names[1 : arrow.schema.get_field_index(names.OUTCOME)]
         if not (name == names.CHUNK and record.chunked)
     ]
-    source = arrow.select(between).take(pa.array(np.flatnonzero(new_row)))
     kind = record.spec.states.kind
-    return token_rows, source, rows[new_row], _states(batch, origin.kind, kind, lengths, codes)
+    return token_rows, arrow.select(between), rows, _states(batch, origin.kind, kind, lengths, codes)
 
 
 def _states(batch: BatchView, had: OutputKind, kind: OutputKind, lengths: Any, codes: Any) -> Any:
