@@ -15,7 +15,8 @@ from job_rig import CHECKPOINTS, LIMIT, Engines, errors, ids_of, job, parquet, r
 from safetensors.torch import load_file, save_file
 
 from extract.engine import builder
-from extract.engine.builder import NoRoomForEngine, NotFaithful, OutputExists, RecipeDoesNotFit, build
+from extract.engine.builder import NoRoomForEngine, OutputExists, RecipeDoesNotFit, build
+from extract.engine.comparison import NotFaithful
 from extract.engine.contract import CONTRACT_FILE, check_files, read_contract
 from extract.engine.device import computes_in, this_device
 from extract.engine.recipe import Recipe, load_recipe, override
@@ -313,7 +314,7 @@ def test_an_engine_that_does_not_give_the_plain_models_numbers_is_not_kept(check
     assert nothing_left(tmp_path)
 
 
-@pytest.mark.parametrize("step", ["_plain_states", "_save", "_files", "_compare", "write_contract"])
+@pytest.mark.parametrize("step", ["_plain_states", "_save", "_files", "compare", "write_contract"])
 def test_a_build_that_fails_at_any_step_leaves_nothing(checkpoint, tmp_path, monkeypatch, step):
     def fails(*arguments, **options):
         raise RuntimeError("as it happens")

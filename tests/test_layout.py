@@ -54,7 +54,7 @@ HEAVY = {
     "jinja2": r"text\.chat",
     "tokenizers": r"text\.\w+",
     "safetensors": r"engine\.\w+",
-    "zstandard": r"sources\.\w+|engine\.builder",
+    "zstandard": r"sources\.\w+|engine\.comparison",
     "huggingface_hub": r"engine\.(hub_cache|decoder|model_config)",
 }
 """Which modules may import a package at all."""

@@ -6,20 +6,16 @@ write the contract last. The directory appears under its name only when it is wh
 """
 
 import dataclasses
-import itertools
 import os
 import secrets
 import shutil
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from extract.canonical import file_digest
+from extract.engine.comparison import PlainStates, available_memory, compare, passage_ids
 from extract.engine.contract import (
     CONTRACT_FILE,
     CheckpointIdentity,
@@ -30,30 +26,20 @@ from extract.engine.contract import (
     Measured,
     Precision,
     Probe,
-    ProbeSequence,
     RuntimeIdentity,
     StateOutput,
     TokenizerIdentity,
     write_contract,
 )
 from extract.engine.device import computes_in, this_device
-from extract.engine.probe import Float32, cosines, projection, relative_error
 from extract.engine.recipe import Recipe
-from extract.errors import CheckpointRefused, OutOfSpace, SpecError
-from extract.sample import passages
-from extract.shards.values import value_type
-from extract.spec import ValueType
+from extract.errors import OutOfSpace, SpecError
 from extract.store import clear_write_errors, free_bytes, sync_directory
 
 if TYPE_CHECKING:
     from extract.engine.checkpoint import Checkpoint
-    from extract.engine.torch_runtime import TorchRuntime
 
 DEFAULT_MAX_TOKENS = {"cpu": 4096, "cuda": 131_072}
-NUM_PASSAGES = 24
-NUM_PROBE_SEQUENCES = 4
-BOUND_MARGIN = 4.0
-"""The bound of a row's error is this many times the worst seen at build: other rows will be somewhat worse."""
 
 
 class OutputExists(SpecError):
@@ -72,24 +58,6 @@ class NoRoomForEngine(OutOfSpace):
     """The engine does not fit on the disk."""
 
     template = "{path}: the engine needs {expected:,} bytes, {found:,} are free."
-
-
-class NotFaithful(CheckpointRefused):
-    """The engine that was written does not give the plain model's numbers."""
-
-    template = (
-        "{name}: the engine differs from the plain model by {found:.1e} (relative), {expected:.1e} expected at most. "
-        "Nothing was written."
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """The engine and the plain model on the build's passages."""
-
-    fidelity: Fidelity
-    probe: Probe
-    measured: Measured
 
 
 def build(
@@ -214,23 +182,12 @@ def _build_into(
     )
     say(f"comparing it ({proven.layout}, {dtype}) with the plain model in {plain.dtype}, row by row")
     decoder = TorchDecoder(model, layout=proven.layout, device=device.type, final_norm=proven.final_norm)
-    seen = _compare(TorchRuntime(contract, decoder), plain, opened.name)
+    seen = compare(TorchRuntime(contract, decoder), plain, opened.name)
     contract = dataclasses.replace(contract, fidelity=seen.fidelity, probe=seen.probe, measured=seen.measured)
     write_contract(draft, contract)
     for path in draft.iterdir():
         _sync(path)
     return contract
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Plain:
-    """What the plain model says, in the precision that memory allows."""
-
-    dtype: str
-    ids: list[list[int]]
-    states: list[Float32]
-    max_positions: int | None
-    notes: tuple[str, ...]
 
 
 def _plain_states(
@@ -242,25 +199,25 @@ def _plain_states(
     *,
     allow_no_final_norm: bool,
     say: Callable[[str], None],
-) -> _Plain:
+) -> PlainStates:
     """Load the checkpoint once: run the plain model on real passages, then write its weights in the engine's type."""
     from extract.engine.decoder import load_decoder
     from extract.engine.torch_decoder import vocab_size
     from extract.engine.torch_runtime import PlainModel
 
     in_float32 = opened.decoder_bytes * (1 if opened.dtype == "float32" else 2)
-    reference = "float32" if in_float32 < 0.6 * _available_memory() else dtype
+    reference = "float32" if in_float32 < 0.6 * available_memory() else dtype
     say(f"loading {opened.name} ({opened.architecture}, {opened.dtype}) in {reference}, without its head")
     decoder = load_decoder(opened, reference)
     max_positions = getattr(decoder.config, "max_position_embeddings", None)
     limit = min(recipe.max_input_tokens, max_positions or recipe.max_input_tokens)
     vocabulary = vocab_size(decoder.model)
-    ids = _passage_ids(tokenizer, limit, vocabulary)
+    ids = passage_ids(tokenizer, limit, vocabulary)
     plain = PlainModel(decoder.model, allow_no_final_norm=allow_no_final_norm)
     states = [plain.states(one) for one in ids]
     plain.close()
     _save(decoder.model, dtype, draft)
-    return _Plain(dtype=reference, ids=ids, states=states, max_positions=max_positions, notes=decoder.notes)
+    return PlainStates(dtype=reference, ids=ids, states=states, max_positions=max_positions, notes=decoder.notes)
 
 
 def _resolve_dtype(recipe: Recipe, device: Any, own: str) -> str:
@@ -334,82 +291,3 @@ def _num_layers(config: Any) -> int:
         if isinstance(found, int):
             return found
     return 0
-
-
-def _compare(runtime: "TorchRuntime", plain: _Plain, name: str) -> Comparison:
-    from extract.engine.torch_runtime import states_of
-
-    contract = runtime.contract
-    states_of(runtime, plain.ids[:2])  # the first pass allocates
-    started = time.perf_counter()
-    found = states_of(runtime, plain.ids)
-    elapsed = time.perf_counter() - started
-    errors = [relative_error(one, other) for one, other in zip(found, plain.states, strict=True)]
-    flat = np.concatenate(found)
-    cosine = cosines(flat, np.concatenate(plain.states))
-    worst, bound = max(errors), contract.fidelity.bound
-    if contract.precision.weights == plain.dtype:  # the proof's own question, on real text
-        if worst > bound:
-            raise NotFaithful(name=name, found=worst, expected=bound)
-    else:
-        bound = max(bound, BOUND_MARGIN * worst)
-    probe = [
-        ProbeSequence(input_ids=tuple(ids), projection=_rounded(states))
-        for ids, states in zip(plain.ids, plain.states, strict=True)
-    ]
-    return Comparison(
-        fidelity=dataclasses.replace(
-            contract.fidelity,
-            num_tokens=len(flat),
-            rel_error_max=worst,
-            cosine_mean=float(cosine.mean()),
-            cosine_min=float(cosine.min()),
-            bound=bound,
-        ),
-        probe=Probe(tolerance=max(10 * bound, 1e-4), sequences=tuple(probe[:NUM_PROBE_SEQUENCES])),
-        measured=Measured(tokens_per_s=round(len(flat) / elapsed, 1), stored_ratio=_stored_ratios(flat)),
-    )
-
-
-def _available_memory() -> int:
-    info = Path("/proc/meminfo")
-    if info.is_file():
-        for line in info.read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-
-
-def _passage_ids(tokenizer: Any, limit: int, vocabulary: int) -> list[list[int]]:
-    """Real passages of many lengths where there is a tokenizer, else random ids."""
-    if tokenizer is not None:
-        texts = [passage.text for passage in itertools.islice(passages(), NUM_PASSAGES)]
-        found = [list(tokenizer(text, truncation=True, max_length=limit)["input_ids"]) for text in texts]
-        ids = [one for one in found if one and max(one) < vocabulary]
-        if ids:
-            return ids
-    draw = np.random.Generator(np.random.PCG64(0))
-    lengths = [max(1, limit * (place + 1) // NUM_PASSAGES) for place in range(NUM_PASSAGES)]
-    return [draw.integers(0, vocabulary, length).tolist() for length in lengths]
-
-
-def _rounded(states: Float32) -> tuple[float, ...]:
-    return tuple(float(f"{value:.7g}") for value in projection(states))
-
-
-def _stored_ratios(states: Float32) -> dict[str, float]:
-    """Compressed over raw bytes of these states, by value type, with zstd 1: what a plan predicts sizes with.
-
-    The passages often begin alike, rows of a dataset seldom do, so states that occur again are left out.
-    """
-    import zstandard
-
-    _, first = np.unique(states, axis=0, return_index=True)
-    states = states[np.sort(first)]
-    compressor = zstandard.ZstdCompressor(level=1)
-    kinds: tuple[ValueType, ...] = ("float16", "float32", "bfloat16", "int8")
-    ratios: dict[str, float] = {}
-    for kind in kinds:
-        raw = value_type(kind).encode(states).values.tobytes()
-        ratios[kind] = round(len(compressor.compress(raw)) / len(raw), 4)
-    return ratios

@@ -50,9 +50,8 @@ def main() -> None:
     batches = _batches(spec, runtime)
     num_tokens = sum(batch.num_tokens for batch in batches)
     print(f"device   {runtime.contract.device.name}, {threads} threads, {platform.machine()}")
-    print(
-        f"versions torch {torch.__version__}, Python {platform.python_version()}, {runtime.contract.precision.activations}"
-    )
+    precision = runtime.contract.precision.activations
+    print(f"versions torch {torch.__version__}, Python {platform.python_version()}, {precision}")
     print(f"work     {num_tokens:,} tokens in {len(batches)} passes, kind {given.kind}; limit: the engine's speed")
     for batch in batches[:2]:
         runtime.hidden_states(batch, given.kind)
