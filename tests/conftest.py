@@ -62,5 +62,5 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not gguf.is_file():
         pytest.skip("SmolLM2 is not here: make model")
     engine = tmp_path_factory.mktemp("engines") / "smollm2"
-    build(gguf, engine, Recipe(dtype="float32", device="cpu"))
+    build(gguf, engine, Recipe(dtype="float32", device="cpu", max_tokens=512))
     return engine
