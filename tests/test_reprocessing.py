@@ -58,6 +58,7 @@ def part(output: Path, rows: list[int]) -> pa.Table:
 def test_chosen_shards_come_out_bit_for_bit(first, tmp_path, shards, rows):
     run(respec(first, tmp_path / "again", shards=shards))
     assert rows_of(tmp_path / "again") == list(rows)
+    assert open_output(tmp_path / "again").job.rows_per_shard == 10  # so that passes are composed as before
     assert part(tmp_path / "again", list(rows)).equals(part(first, list(rows)))
     assert verify(tmp_path / "again", recompute=5).complete
 
