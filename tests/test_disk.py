@@ -4,6 +4,7 @@ The full disk is a tmpfs of a few megabytes, the read-only one a bind mount; bot
 root mount.
 """
 
+import contextlib
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -82,9 +83,11 @@ def spec_of(engine: Path, rows: Path, out: Path, **states: object) -> JobSpec:
 
 
 def fill(disk: Path, leave: int) -> Path:
-    """Fill a disk but for some bytes."""
+    """Fill a disk but for some bytes, also while others write to it."""
     ballast = disk / "ballast"
-    ballast.write_bytes(bytes(shutil.disk_usage(disk).free - leave))
+    with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while (free := shutil.disk_usage(disk).free) > leave:
+            file.write(bytes(min(free - leave, 2**16)))
     return ballast
 
 
