@@ -79,7 +79,7 @@ format: $(READY)  ## format the code
 	$(BIN)/ruff check --fix .
 
 bench-job: $(READY) $(MODEL) demo/passages.parquet demo/engine/contract.json  ## whole job against the engine alone, in one run
-	$(BIN)/python tests/bench/bench_job.py --engine demo/engine --data demo/passages.parquet
+	$(BIN)/python tests/bench/bench_job.py --engine demo/engine --data demo/passages.parquet --limit 500
 
 clean:  ## remove what the targets above made, except the virtual environment
 	rm -rf demo build dist
