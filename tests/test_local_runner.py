@@ -422,4 +422,4 @@ def test_leaving_early_closes_the_iterator_and_ends_its_thread():
     with ahead(items(), depth=2) as ready:
         next(ready)
     assert closed.is_set()
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
