@@ -59,19 +59,22 @@ def test_twenty_kills_at_random_moments_lose_duplicate_and_rewrite_nothing(
     """
     reference, seconds = unbroken
     draw = random.Random(SEED)
-    moments, shards_at_kill, came_too_late = [], [], 0
-    for kill in range(NUM_KILLS):
-        out = tmp_path / f"out-{kill}"
+    moments, shards_at_kill, too_late = [], [], 0
+    while len(moments) < NUM_KILLS:
+        out = tmp_path / f"out-{len(moments)}-{too_late}"
         shard, delay = draw.randrange(-4, crash_rig.NUM_SHARDS), draw.random() * seconds / crash_rig.NUM_SHARDS
         clock = time.perf_counter()
         command = warm_command.start(*crash_rig.arguments(tiny_engine, rows, out))
         if shard > 0:
-            warm_command.wait_until(lambda out=out, shard=shard: crash_rig.num_commits(out) >= shard)
+            command.until(lambda out=out, shard=shard: crash_rig.num_commits(out) >= shard)
         time.sleep(delay if shard > 0 else (shard + 4) * seconds / 20 + delay)
         ended = command.kill()
+        if ended.code == 0:
+            too_late += 1
+            assert too_late < NUM_KILLS, "most kills come too late to mean anything"
+            continue
+        assert ended.code == -signal.SIGKILL, ended.err
         moments.append(time.perf_counter() - clock)
-        assert ended.code in (0, -signal.SIGKILL), ended.err
-        came_too_late += ended.code == 0
         before = crash_rig.committed(out)
         done = crash_rig.num_commits(out)
         shards_at_kill.append(done)
@@ -82,7 +85,6 @@ def test_twenty_kills_at_random_moments_lose_duplicate_and_rewrite_nothing(
         assert resumed.summary["num_shards_made"] == crash_rig.NUM_SHARDS - done
         check_finished(out, reference, before)
         shutil.rmtree(out)
-    assert came_too_late < NUM_KILLS // 2, "most kills came too late to mean anything"
     assert len(set(shards_at_kill)) > NUM_KILLS // 4, "the kills all fell on the same moment"
     shards = ", ".join(map(str, sorted(shards_at_kill)))
     times = ", ".join(f"{moment:.2f}" for moment in sorted(moments))
@@ -99,7 +101,7 @@ def test_three_kills_in_a_row_cost_the_shards_in_flight_alone(tiny_engine, rows,
     before: dict = {}
     for at_least in (3, 9, 16):
         command = warm_command.start(*crash_rig.arguments(tiny_engine, rows, out))
-        warm_command.wait_until(lambda least=at_least: crash_rig.num_commits(out) >= least)
+        command.until(lambda least=at_least: crash_rig.num_commits(out) >= least)
         assert command.kill().code == -signal.SIGKILL
         now = crash_rig.committed(out)
         assert {name: now[name] for name in before} == before
@@ -167,7 +169,7 @@ def test_a_resume_with_another_token_budget_leaves_no_file_of_the_first_one(tiny
 def test_what_a_killed_run_has_committed_verifies(tiny_engine, rows, tmp_path):
     out = tmp_path / "out"
     command = warm_command.start(*crash_rig.arguments(tiny_engine, rows, out))
-    warm_command.wait_until(lambda: crash_rig.num_commits(out) >= 5)
+    command.until(lambda: crash_rig.num_commits(out) >= 5)
     command.kill()
     done = crash_rig.num_commits(out)
     verified = warm_command.call("verify", out, "--json")
@@ -183,7 +185,7 @@ def test_a_process_of_its_own_that_is_killed_twice_is_made_good_by_a_third(tiny_
     before: dict = {}
     for least in (1, 12):
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
-        warm_command.wait_until(lambda least=least: crash_rig.num_commits(out) >= least, timeout_s=240)
+        warm_command.wait_until(lambda least=least: crash_rig.num_commits(out) >= least)
         process.kill()
         assert process.wait() == -signal.SIGKILL
         now = crash_rig.committed(out)

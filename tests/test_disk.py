@@ -178,7 +178,7 @@ def test_a_disk_that_fills_up_during_the_run_ends_it_cleanly(
 def test_a_full_disk_at_the_command_line_is_one_message_and_exit_code_8(tiny_engine, rows, small_disk):
     out = small_disk / "out"
     command = warm_command.start(*crash_rig.arguments(tiny_engine, rows, out))
-    warm_command.wait_until(lambda: crash_rig.num_commits(out) >= 2)
+    command.until(lambda: crash_rig.num_commits(out) >= 2)
     with command.held():
         fill(small_disk, leave=0)
     ended = command.wait()

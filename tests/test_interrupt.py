@@ -42,7 +42,7 @@ def message(out, done: object) -> str:
 def test_a_signal_drops_the_shard_in_flight_and_nothing_else(number, twin, tiny_engine, rows, unbroken, tmp_path):
     out = tmp_path / "out"
     command = warm_command.start(*crash_rig.arguments(tiny_engine, rows, out, twin))
-    warm_command.wait_until(lambda: crash_rig.num_commits(out) >= 4)
+    command.until(lambda: crash_rig.num_commits(out) >= 4)
     command.signal(number)
     ended = command.wait()
     done = crash_rig.num_commits(out)
@@ -62,7 +62,7 @@ def test_a_signal_drops_the_shard_in_flight_and_nothing_else(number, twin, tiny_
 def test_two_signals_stop_at_once_and_without_a_traceback(tiny_engine, rows, unbroken, tmp_path):
     out = tmp_path / "out"
     command = warm_command.start(*crash_rig.arguments(tiny_engine, rows, out))
-    warm_command.wait_until(lambda: crash_rig.num_commits(out) >= 4)
+    command.until(lambda: crash_rig.num_commits(out) >= 4)
     command.signal(signal.SIGINT)
     command.signal(signal.SIGTERM)
     command.signal(signal.SIGINT)
@@ -77,7 +77,7 @@ def test_two_signals_stop_at_once_and_without_a_traceback(tiny_engine, rows, unb
 def test_a_signal_before_the_first_shard_is_a_clean_stop_too(tiny_engine, rows, tmp_path):
     out = tmp_path / "out"
     command = warm_command.start(*crash_rig.arguments(tiny_engine, rows, out))
-    warm_command.wait_until(lambda: (out / "job.json").exists())
+    command.until(lambda: (out / "job.json").exists())
     command.signal(signal.SIGTERM)
     ended = command.wait()
     assert (ended.code, ended.err) == (130, message(out, f"0 of {crash_rig.NUM_SHARDS}"))
@@ -133,24 +133,24 @@ def test_a_second_signal_does_not_wait_for_a_read_that_hangs(tiny_engine, rows, 
     from extract.engine.torch_runtime import load_runtime
 
     monkeypatch.setattr(extract.pipeline, "GRACE_S", 0.2)
-    reading, released = threading.Event(), threading.Event()
-    interrupted = []
+    reading, released, ended = threading.Event(), threading.Event(), threading.Event()
     real = extract.pipeline.windows_of
 
     def hangs(shard, *arguments):
         if shard == 3:
             reading.set()
-            released.wait(60)
+            released.wait()
         yield from real(shard, *arguments)
 
     monkeypatch.setattr(extract.pipeline, "windows_of", hangs)
 
     def interrupt():
         assert reading.wait(60)
-        interrupted.append(time.perf_counter())
         for _ in range(2):
             time.sleep(0.3)
             os.kill(os.getpid(), signal.SIGINT)
+        if not ended.wait(60):
+            released.set()
 
     thread = threading.Thread(target=interrupt)
     thread.start()
@@ -158,12 +158,11 @@ def test_a_second_signal_does_not_wait_for_a_read_that_hangs(tiny_engine, rows, 
     try:
         with pytest.raises(StopRequested) as stopped:
             run(spec_of(tiny_engine, rows, out), runtime=load_runtime(tiny_engine, threads=1))
-        assert not released.is_set() and reading.is_set()
-        seconds = time.perf_counter() - interrupted[0]
+        assert not released.is_set(), "it waited for the read"
     finally:
+        ended.set()
         released.set()
         thread.join()
-    assert seconds < 30.0, "it waited for the read"
     assert f"extract: {stopped.value}\n" == message(out, f"{crash_rig.num_commits(out)} of 25")
 
 
@@ -173,7 +172,7 @@ def test_a_process_of_its_own_stops_with_130(tiny_engine, rows, tmp_path):
     command = [sys.executable, "-m", "extract", *crash_rig.arguments(tiny_engine, rows, out)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-    warm_command.wait_until(lambda: crash_rig.num_commits(out) >= 2, timeout_s=240)
+    warm_command.wait_until(lambda: crash_rig.num_commits(out) >= 2)
     process.send_signal(signal.SIGTERM)
     written, said = process.communicate(timeout=240)
     done = crash_rig.num_commits(out)

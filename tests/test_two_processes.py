@@ -40,7 +40,7 @@ def test_two_processes_share_the_shards_and_both_succeed(tiny_engine, rows, unbr
 def test_one_goes_on_when_the_other_is_killed(tiny_engine, rows, unbroken, tmp_path):
     out = tmp_path / "out"
     survivor, victim = (warm_command.start(*crash_rig.arguments(tiny_engine, rows, out)) for _ in range(2))
-    warm_command.wait_until(lambda: crash_rig.num_commits(out) >= 6)
+    victim.until(lambda: crash_rig.num_commits(out) >= 6)
     assert victim.kill().code == -signal.SIGKILL
     before = crash_rig.committed(out)
     ended = survivor.wait()
@@ -54,12 +54,12 @@ def test_one_goes_on_when_the_other_is_killed(tiny_engine, rows, unbroken, tmp_p
 def test_one_waits_for_the_shard_that_another_holds(fate, tiny_engine, rows, unbroken, tmp_path):
     out = tmp_path / "out"
     slow = warm_command.start(*crash_rig.arguments(tiny_engine, rows, out))
-    warm_command.wait_until(lambda: crash_rig.num_commits(out) >= 2)
+    slow.until(lambda: crash_rig.num_commits(out) >= 2)
     with slow.held():
         held = crash_rig.num_commits(out)
         other = warm_command.start(*crash_rig.arguments(tiny_engine, rows, out))
         # What the first one has taken, at most one shard in each stage and queue, is left.
-        warm_command.wait_until(lambda: crash_rig.num_commits(out) >= crash_rig.NUM_SHARDS - 7)
+        other.until(lambda: crash_rig.num_commits(out) >= crash_rig.NUM_SHARDS - 7)
         if fate == "is killed":
             slow.signal(signal.SIGKILL)
         elif fate == "is interrupted":
@@ -86,7 +86,7 @@ def test_many_processes_may_begin_a_job_at_once(tiny_engine, rows, unbroken, tmp
 def test_another_job_is_refused_beside_a_running_one(tiny_engine, rows, unbroken, tmp_path):
     out = tmp_path / "out"
     running = warm_command.start(*crash_rig.arguments(tiny_engine, rows, out))
-    warm_command.wait_until(lambda: crash_rig.num_commits(out) >= 1)
+    running.until(lambda: crash_rig.num_commits(out) >= 1)
     other = warm_command.call(*crash_rig.arguments(tiny_engine, rows, out, "--kind", "last"))
     assert (other.code, other.out, other.err) == (
         5,
@@ -114,7 +114,7 @@ def test_a_kill_without_locks_is_made_good_too(tiny_engine, rows, unbroken, tmp_
     out = tmp_path / "out"
     arguments = crash_rig.arguments(tiny_engine, rows, out)
     killed = warm_command.start(*arguments, fault="without locks")
-    warm_command.wait_until(lambda: crash_rig.num_commits(out) >= 4)
+    killed.until(lambda: crash_rig.num_commits(out) >= 4)
     killed.kill()
     before = crash_rig.committed(out)
     ended = warm_command.call(*arguments, fault="without locks")
@@ -158,7 +158,7 @@ def test_a_stream_that_is_killed_inside_a_shard_gives_each_row_once(stream, unbr
     out = tmp_path / "out"
     for least in (3, 11):
         command = warm_command.start(*stream_arguments(tiny_engine, folder, out))
-        warm_command.wait_until(lambda least=least: crash_rig.num_commits(out) >= least)
+        command.until(lambda least=least: crash_rig.num_commits(out) >= least)
         command.kill()
     before, done = crash_rig.committed(out), crash_rig.num_commits(out)
     ended = warm_command.call(*stream_arguments(tiny_engine, folder, out))

@@ -47,11 +47,18 @@ class Command:
         """Send a signal; a process that has ended already takes it without harm, for nobody has waited for it."""
         os.kill(self.pid, number)
 
+    def until(self, happened: Callable[[], bool]) -> None:
+        """Wait until something has happened; fails at once, with what was said, if the process ends before."""
+        wait_until(lambda: happened() or self._state() == "Z")
+        if not happened():
+            ended = self.wait()
+            raise AssertionError(f"it ended before that with {ended.code}: {ended.err}")
+
     @contextmanager
     def held(self) -> Iterator[None]:
         """The process stands still while the block runs."""
         self.signal(signal.SIGSTOP)
-        wait_until(lambda: Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+        wait_until(lambda: self._state() == "T")
         try:
             yield
         finally:
@@ -61,6 +68,10 @@ class Command:
         """SIGKILL, and wait."""
         self.signal(signal.SIGKILL)
         return self.wait()
+
+    def _state(self) -> str:
+        """R running, S sleeping, T held, Z ended, as Linux says."""
+        return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
 
     def wait(self) -> Ended:
         """Wait for the end."""
@@ -87,12 +98,16 @@ def call(*arguments: object, **options: Any) -> Ended:
     return start(*arguments, **options).wait()
 
 
-def wait_until(happened: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    """Look again and again; for moments that no file or signal announces."""
-    deadline = time.monotonic() + timeout_s
-    while not happened():
-        assert time.monotonic() < deadline, "it did not happen"
+def wait_until(happened: Callable[[], bool], looks: int = 60_000) -> None:
+    """Look again and again, two minutes at least; for moments that no file or signal announces.
+
+    Looks are counted, not seconds: a machine that stands still for a while must not fail a test.
+    """
+    for _ in range(looks):
+        if happened():
+            return
         time.sleep(0.002)
+    raise AssertionError("it did not happen")
 
 
 @functools.cache
