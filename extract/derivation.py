@@ -25,7 +25,7 @@ from extract.job import JobDirectory, JobRecord, StoredJob, job_id, prepare, rea
 from extract.manifest import Totals, tiling_problem, totals
 from extract.output import Output
 from extract.progress import Progress
-from extract.publishing import commit_file, remove_leftovers
+from extract.publishing import commit_file, commit_of, remove_leftovers
 from extract.records import NOT_COUNTED, OUTCOME_CODE, STATELESS, Outcome, TokenRows
 from extract.shards import schema as names
 from extract.shards.schema import output_schema
@@ -227,22 +227,14 @@ def _make(origin: Output, record: JobRecord, directory: JobDirectory, shard: int
 
 def _commit(record: JobRecord, shard: int, facts: ShardFacts, seconds: float) -> Commit:
     start, stop = _rows_of(record, shard)
-    return Commit(
-        shard=shard,
+    return commit_of(
+        shard,
+        facts,
         first_row=start,
         num_rows=stop - start,
         last=stop == record.num_rows,
-        num_rows_out=facts.num_rows,
-        data=f"{shard_name(shard)}-{facts.sha256[:8]}.arrow",
-        sha256=facts.sha256,
-        num_bytes=facts.num_bytes,
-        num_tokens=facts.num_tokens,
-        num_tokens_original=facts.num_tokens_original,
-        outcomes=facts.outcomes,
-        overflowed=facts.overflowed,
         worker={"derived_from": record.derived_from},
         seconds={"write": seconds},
-        attempt=secrets.token_hex(8),
     )
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from extract.commits import Commit, commit_path, read_commit, shard_name, write_commit
 from extract.errors import OutOfSpace
@@ -82,19 +83,12 @@ def written(worker: Worker, directory: JobDirectory, items: Iterable[Computed]) 
 def _record(worker: Worker, last: Computed, facts: ShardFacts, seconds: dict[str, float], doubled_bos: int) -> Commit:
     window, plan = last.window, worker.plan
     start, _ = plan.rows_of(window.shard)
-    return Commit(
-        shard=window.shard,
+    return commit_of(
+        window.shard,
+        facts,
         first_row=start,
         num_rows=window.end_row - start,
         last=window.at_end or window.end_row == plan.num_rows,
-        num_rows_out=facts.num_rows,
-        data=f"{shard_name(window.shard)}-{facts.sha256[:8]}.arrow",
-        sha256=facts.sha256,
-        num_bytes=facts.num_bytes,
-        num_tokens=facts.num_tokens,
-        num_tokens_original=facts.num_tokens_original,
-        outcomes=facts.outcomes,
-        overflowed=facts.overflowed,
         doubled_bos=doubled_bos,
         worker={
             "engine": plan.record.contract["engine_id"],
@@ -104,6 +98,37 @@ def _record(worker: Worker, last: Computed, facts: ShardFacts, seconds: dict[str
             "max_sequences": plan.spec.run.max_sequences,
         },
         seconds={stage: round(spent, 3) for stage, spent in seconds.items()},
+    )
+
+
+def commit_of(
+    shard: int,
+    facts: ShardFacts,
+    *,
+    first_row: int,
+    num_rows: int,
+    last: bool,
+    worker: dict[str, Any],
+    seconds: dict[str, float],
+    doubled_bos: int = 0,
+) -> Commit:
+    """The record of a written shard file, named by its content, as a new attempt."""
+    return Commit(
+        shard=shard,
+        first_row=first_row,
+        num_rows=num_rows,
+        last=last,
+        num_rows_out=facts.num_rows,
+        data=f"{shard_name(shard)}-{facts.sha256[:8]}.arrow",
+        sha256=facts.sha256,
+        num_bytes=facts.num_bytes,
+        num_tokens=facts.num_tokens,
+        num_tokens_original=facts.num_tokens_original,
+        outcomes=facts.outcomes,
+        overflowed=facts.overflowed,
+        doubled_bos=doubled_bos,
+        worker=worker,
+        seconds=seconds,
         attempt=secrets.token_hex(8),
     )
 
