@@ -1,0 +1,184 @@
+"""The weights of an engine by what they are to the decoder: q, k, v, gate, up, the norms of a layer.
+
+Knows how each family names and fuses its tensors, not what is computed with them; needs neither transformers nor torch.
+Matrices are views of the mapped file in the type that is stored there, because packing reads each of them once and
+copies it anyway; norms and biases are small and come as float32.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from extract.cpu.architecture import Architecture
+from extract.cpu.kernels import Float32, Weights
+from extract.cpu.mapped_weights import WeightsFile, to_float32
+
+WEIGHTS_FILE = "model.safetensors"
+
+_FUSED = ("phi3",)
+"""Families that store q, k, v (and gate, up) as the rows of one matrix, in this order."""
+
+_NORMS = {
+    "pre": {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"},
+    "post": {"post_attention_norm": "post_attention_layernorm", "post_mlp_norm": "post_feedforward_layernorm"},
+    "sandwich": {
+        "attention_norm": "input_layernorm",
+        "post_attention_norm": "post_attention_layernorm",
+        "mlp_norm": "pre_feedforward_layernorm",
+        "post_mlp_norm": "post_feedforward_layernorm",
+    },
+}
+_OTHER_NORMS = {
+    ("vaultgemma", "pre"): {"attention_norm": "input_layernorm", "mlp_norm": "pre_feedforward_layernorm"},
+    ("hyperclovax", "sandwich"): {
+        "attention_norm": "input_layernorm",
+        "post_attention_norm": "post_norm1",
+        "mlp_norm": "post_attention_layernorm",
+        "post_mlp_norm": "post_norm2",
+    },
+}
+"""Where a family's names differ from the usual ones. The same name can mean another norm: llama's
+`post_attention_layernorm` comes before the MLP, Gemma 2's after attention."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LayerWeights:
+    """Weights of one layer. H hidden size, Q channels of all queries, K of all keys, I of the MLP.
+
+    Attributes:
+        q: [Q, H]; k, v: [K, H]; o: [H, Q]; gate, up: [I, H]; down: [H, I].
+        q_bias, k_bias, v_bias, o_bias, gate_bias, up_bias, down_bias: float32, or `None`.
+        attention_norm, mlp_norm: float32 [H], before attention and MLP; 1 is added already where the family does so.
+        post_attention_norm, post_mlp_norm: float32 [H], on what attention and MLP give.
+        q_norm, k_norm: float32, [head_dim], or [Q] and [K] where the norm is over the projection.
+    """
+
+    q: Weights
+    k: Weights
+    v: Weights
+    o: Weights
+    gate: Weights
+    up: Weights
+    down: Weights
+    q_bias: Float32 | None = None
+    k_bias: Float32 | None = None
+    v_bias: Float32 | None = None
+    o_bias: Float32 | None = None
+    gate_bias: Float32 | None = None
+    up_bias: Float32 | None = None
+    down_bias: Float32 | None = None
+    attention_norm: Float32 | None = None
+    mlp_norm: Float32 | None = None
+    post_attention_norm: Float32 | None = None
+    post_mlp_norm: Float32 | None = None
+    q_norm: Float32 | None = None
+    k_norm: Float32 | None = None
+
+
+def open_weights(path: Path) -> WeightsFile:
+    """Map a safetensors file; see `WeightsFile`."""
+    return WeightsFile(path)
+
+
+def tensor_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
+    """Every tensor that a base model of this architecture has, no more and no less, as transformers names it."""
+    a = architecture
+    shapes: dict[str, tuple[int, ...]] = {
+        "embed_tokens.weight": (a.vocab_size, a.hidden_size),
+        "norm.weight": (a.hidden_size,),
+    }
+    for layer in range(len(a.layers)):
+        for name, shape, bias in _linears(a):
+            shapes[f"layers.{layer}.{name}.weight"] = shape
+            if bias:
+                shapes[f"layers.{layer}.{name}.bias"] = shape[:1]
+        for name in _norm_names(a).values():
+            shapes[f"layers.{layer}.{name}.weight"] = (a.hidden_size,)
+        if a.head_norm != "none":
+            over_projection = a.head_norm == "projection"
+            shapes[f"layers.{layer}.self_attn.q_norm.weight"] = (a.query_width if over_projection else a.head_dim,)
+            shapes[f"layers.{layer}.self_attn.k_norm.weight"] = (a.kv_width if over_projection else a.head_dim,)
+    return shapes
+
+
+def layer_tensors(architecture: Architecture, layer: int) -> list[str]:
+    """Names of all tensors of one layer, for `WeightsFile.drop` once they are packed."""
+    return [name for name in tensor_shapes(architecture) if name.startswith(f"layers.{layer}.")]
+
+
+def layer_weights(weights: WeightsFile, architecture: Architecture, layer: int) -> LayerWeights:
+    """The weights of one layer.
+
+    Raises:
+        UnfitWeights: a tensor is missing, or of another shape or type.
+    """
+    a = architecture
+    found: dict[str, Any] = {}
+    for name, shape, bias in _linears(a):
+        full = f"layers.{layer}.{name}"
+        matrix = weights.tensor(f"{full}.weight", shape)
+        offsets = to_float32(weights.tensor(f"{full}.bias", shape[:1])) if bias else None
+        start = 0
+        for part, rows in _PARTS[name.rpartition(".")[2]](a):
+            found[part] = matrix[start : start + rows]
+            found[f"{part}_bias"] = None if offsets is None else offsets[start : start + rows]
+            start += rows
+    shapes = tensor_shapes(a)
+    norms = {role: f"layers.{layer}.{name}.weight" for role, name in _norm_names(a).items()}
+    if a.head_norm != "none":
+        norms |= {role: f"layers.{layer}.self_attn.{role}.weight" for role in ("q_norm", "k_norm")}
+    for role, full in norms.items():
+        found[role] = _norm(weights, a, full, shapes[full])
+    return LayerWeights(**found)
+
+
+def embedding(weights: WeightsFile, architecture: Architecture) -> Weights:
+    """The token embedding [vocabulary, H], not scaled."""
+    return weights.tensor("embed_tokens.weight", (architecture.vocab_size, architecture.hidden_size))
+
+
+def final_norm(weights: WeightsFile, architecture: Architecture) -> Float32:
+    """Weight of the norm after the last layer, float32 [H]; 1 is added already where the family does so."""
+    return _norm(weights, architecture, "norm.weight", (architecture.hidden_size,))
+
+
+_PARTS: dict[str, Any] = {
+    "q_proj": lambda a: (("q", a.query_width),),
+    "k_proj": lambda a: (("k", a.kv_width),),
+    "v_proj": lambda a: (("v", a.kv_width),),
+    "qkv_proj": lambda a: (("q", a.query_width), ("k", a.kv_width), ("v", a.kv_width)),
+    "o_proj": lambda a: (("o", a.hidden_size),),
+    "gate_proj": lambda a: (("gate", a.intermediate_size),),
+    "up_proj": lambda a: (("up", a.intermediate_size),),
+    "gate_up_proj": lambda a: (("gate", a.intermediate_size), ("up", a.intermediate_size)),
+    "down_proj": lambda a: (("down", a.hidden_size),),
+}
+"""Which rows of a stored matrix are which linear."""
+
+
+def _linears(a: Architecture) -> list[tuple[str, tuple[int, int], bool]]:
+    """Name, shape and bias of each stored matrix of a layer."""
+    hidden, inner = a.hidden_size, a.intermediate_size
+    if a.family in _FUSED:
+        inputs = [("self_attn.qkv_proj", (a.query_width + 2 * a.kv_width, hidden), a.qkv_bias)]
+        gated = [("mlp.gate_up_proj", (2 * inner, hidden), a.mlp_bias)]
+    else:
+        inputs = [
+            ("self_attn.q_proj", (a.query_width, hidden), a.qkv_bias),
+            ("self_attn.k_proj", (a.kv_width, hidden), a.qkv_bias),
+            ("self_attn.v_proj", (a.kv_width, hidden), a.qkv_bias),
+        ]
+        gated = [("mlp.gate_proj", (inner, hidden), a.mlp_bias), ("mlp.up_proj", (inner, hidden), a.mlp_bias)]
+    outputs = ("self_attn.o_proj", (hidden, a.query_width), a.output_bias)
+    return [*inputs, outputs, *gated, ("mlp.down_proj", (hidden, inner), a.mlp_bias)]
+
+
+def _norm_names(a: Architecture) -> dict[str, str]:
+    return _OTHER_NORMS.get((a.family, a.norms), _NORMS[a.norms])
+
+
+def _norm(weights: WeightsFile, a: Architecture, name: str, shape: tuple[int, ...]) -> Float32:
+    values = to_float32(weights.tensor(name, shape))
+    return values + np.float32(1) if a.norm_plus_one else np.array(values)
