@@ -112,6 +112,9 @@ class Kernels(Protocol):
     name: Literal["native", "portable"]
     precision: Precision
 
+    def enter_thread(self) -> None:
+        """Called once in each thread that will call the others."""
+
     def pack(self, blocks: Sequence[Weights], bias: Float32 | None) -> Linear:
         """A linear whose weights are `blocks` [N_i, K] one under the other; `bias` is [sum of N_i]."""
 

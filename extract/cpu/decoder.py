@@ -1,0 +1,277 @@
+"""One decoder for the common families, over packed tokens: read it top down, a layer is attention and then an MLP.
+
+Everything that differs between families is in `Architecture`, everything that is arithmetic is in `Kernels`. One thread
+carries one micro-batch through all layers in buffers that it owns, so threads never wait for each other; only a prefix
+that several micro-batches share is computed before them. Knows no files, no contract and no text.
+"""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from extract.cpu.architecture import Architecture, LayerKind
+from extract.cpu.kernels import (
+    AttentionShape,
+    Float32,
+    HeadsNorm,
+    Kernels,
+    Linear,
+    Matrix,
+    Norm,
+    Operand,
+    RotaryTable,
+    Weights,
+)
+from extract.cpu.mapped_weights import WeightsFile
+from extract.cpu.micro_batches import MicroBatch, PassPlan
+from extract.cpu.weights import LayerWeights, embedding, final_norm, layer_tensors, layer_weights
+from extract.records import Int32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Layer:
+    """One layer, ready to run. `qkv` is one linear; the last layer has `query` and `key_value` in its place."""
+
+    attention: AttentionShape
+    rotary: RotaryTable | None
+    qkv: Linear | None
+    query: Linear | None
+    key_value: Linear | None
+    output: Linear
+    gated: Linear
+    down: Linear
+    attention_norm: Norm | None
+    mlp_norm: Norm | None
+    post_attention_norm: Norm | None
+    post_mlp_norm: Norm | None
+    query_norm: HeadsNorm | None
+    key_norm: HeadsNorm | None
+
+
+class Workspace:
+    """The buffers of one thread, for micro-batches of up to `rows` tokens."""
+
+    def __init__(self, architecture: Architecture, kernels: Kernels, rows: int) -> None:
+        self.rows = rows
+        hidden, query, kv = architecture.hidden_size, architecture.query_width, architecture.kv_width
+        self.x: Float32 = np.zeros((rows, hidden), np.float32)
+        self.input = kernels.operand(rows, hidden)
+        self.qkv = kernels.heads(rows, query + 2 * kv)
+        self.query = kernels.heads(rows, query)
+        self.key_value = kernels.heads(rows, 2 * kv)
+        self.attended = kernels.operand(rows, query)
+        self.gated = kernels.operand(rows, architecture.intermediate_size)
+        self.branch = kernels.matrix(rows if architecture.norms != "pre" else 0, hidden)
+
+
+class PackedDecoder:
+    """Weights packed for one set of kernels.
+
+    Args:
+        architecture: what to compute.
+        weights: its weights, by name; packed copies are made, only the embedding is read in place.
+        kernels: with what.
+        max_positions: longest sequence that will come.
+        micro_batch: tokens that one thread carries through all layers.
+        threads: how many micro-batches run at once.
+    """
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        weights: WeightsFile,
+        kernels: Kernels,
+        *,
+        max_positions: int,
+        micro_batch: int,
+        threads: int,
+    ) -> None:
+        self.architecture = architecture
+        self.kernels = kernels
+        self.micro_batch = micro_batch
+        self.threads = threads
+        self._embedding: Weights = embedding(weights, architecture)
+        self._final_norm = Norm(final_norm(weights, architecture), architecture.norm_eps)
+        self._rotary = [rotary_table(rotary.inv_freq, rotary.scaling, max_positions) for rotary in architecture.rotary]
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="extract-decoder", initializer=kernels.enter_thread)
+        numbers = range(len(architecture.layers))
+        self._layers = list(self._pool.map(lambda number: self._pack(weights, number), numbers))
+        self._spaces = [Workspace(architecture, kernels, max(micro_batch, max_positions)) for _ in range(threads)]
+        self._kept: list[Matrix] = []
+        self._kept_rows = 0
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pool.shutdown()
+
+    def states(self, plan: PassPlan) -> Float32:
+        """Final-norm states [plan.num_outputs, H] of one pass, in the order of the plan's outputs."""
+        out: Float32 = np.empty((plan.num_outputs, self.architecture.hidden_size), np.float32)
+        if plan.kept is not None:
+            self._reserve(len(plan.kept.input_ids))
+            self._pool.submit(self._forward, plan.kept, self._spaces[0], out, keep=True).result()
+        todo = _Shared(iter(plan.micro_batches))
+
+        def work(space: Workspace) -> None:
+            for micro_batch in todo:
+                self._forward(micro_batch, space, out, keep=False)
+
+        used = self._spaces[: len(plan.micro_batches)]
+        for future in [self._pool.submit(work, space) for space in used]:
+            future.result()
+        return out
+
+    def _forward(self, batch: MicroBatch, space: Workspace, out: Float32, *, keep: bool) -> None:
+        n = len(batch.input_ids)
+        self.kernels.embed(self._embedding, batch.input_ids, self.architecture.embedding_scale, space.x)
+        for number, layer in enumerate(self._layers[:-1]):
+            self._attend(layer, batch, space, number, keep=keep)
+            self._feed_forward(layer, n, space)
+        n = self._attend_last(self._layers[-1], batch, space, keep=keep)
+        self._feed_forward(self._layers[-1], n, space)
+        self.kernels.final_norm(space.x, n, self._final_norm, out[batch.first_output : batch.first_output + n])
+
+    def _attend(self, layer: Layer, batch: MicroBatch, space: Workspace, number: int, *, keep: bool) -> None:
+        kernels, shape, n = self.kernels, self.architecture, len(batch.input_ids)
+        assert layer.qkv is not None
+        self._read(layer.attention_norm, n, space)
+        kernels.project(space.input, n, layer.qkv, space.qkv)
+        self._prepare(layer, space.qkv, n, 0, batch.positions, query=True)
+        self._prepare(layer, space.qkv, n, shape.query_width, batch.positions, query=False)
+        if keep:
+            self._kept[number].array[:n] = space.qkv.array[:n, shape.query_width :]
+        kept = self._kept[number] if batch.sequences.num_kept else None
+        kernels.attend(space.qkv, space.qkv, shape.query_width, kept, batch.sequences, layer.attention, space.attended)
+        self._add(space.attended, layer.output, layer.post_attention_norm, n, space)
+
+    def _attend_last(self, layer: Layer, batch: MicroBatch, space: Workspace, *, keep: bool) -> int:
+        """Keys and values of all tokens, but queries and all that follows only of the wanted ones; returns how many."""
+        kernels, n, number = self.kernels, len(batch.input_ids), len(self._layers) - 1
+        assert layer.query is not None and layer.key_value is not None
+        self._read(layer.attention_norm, n, space)
+        kernels.project(space.input, n, layer.key_value, space.key_value)
+        self._prepare(layer, space.key_value, n, 0, batch.positions, query=False)
+        if keep:
+            self._kept[number].array[:n] = space.key_value.array[:n]
+        sequences, positions = batch.sequences, batch.positions
+        if batch.wanted is not None:
+            assert batch.wanted_sequences is not None
+            sequences, positions, n = batch.wanted_sequences, positions[batch.wanted], len(batch.wanted)
+            space.x[:n] = space.x[batch.wanted]
+            self._read(layer.attention_norm, n, space)
+        kernels.project(space.input, n, layer.query, space.query)
+        self._prepare(layer, space.query, n, 0, positions, query=True)
+        kept = self._kept[number] if sequences.num_kept else None
+        kernels.attend(space.query, space.key_value, 0, kept, sequences, layer.attention, space.attended)
+        self._add(space.attended, layer.output, layer.post_attention_norm, n, space)
+        return n
+
+    def _feed_forward(self, layer: Layer, n: int, space: Workspace) -> None:
+        self._read(layer.mlp_norm, n, space)
+        self.kernels.project_gated(space.input, n, layer.gated, space.gated)
+        self._add(space.gated, layer.down, layer.post_mlp_norm, n, space)
+
+    def _read(self, norm: Norm | None, n: int, space: Workspace) -> None:
+        """The residual stream as the next linear's input."""
+        if norm is None:
+            self.kernels.quantize(space.x, n, space.input)
+        else:
+            self.kernels.norm(space.x, n, norm, space.input)
+
+    def _add(self, operand: Operand, linear: Linear, norm: Norm | None, n: int, space: Workspace) -> None:
+        """Project a branch and add it to the residual stream."""
+        scale = self.architecture.residual_scale
+        if norm is None:
+            self.kernels.project_add(operand, n, linear, scale, space.x)
+        else:
+            self.kernels.project(operand, n, linear, space.branch)
+            self.kernels.add_norm(space.branch, n, norm, scale, space.x)
+
+    def _prepare(self, layer: Layer, heads: Matrix, n: int, column: int, positions: Int32, *, query: bool) -> None:
+        shape = self.architecture
+        norm = layer.query_norm if query else layer.key_norm
+        if norm is None and layer.rotary is None:
+            return
+        num_heads = shape.num_heads if query else shape.num_kv_heads
+        self.kernels.prepare_heads(heads, n, column, num_heads, shape.head_dim, norm, positions, layer.rotary)
+
+    def _reserve(self, rows: int) -> None:
+        """Room for the keys and values of `rows` kept tokens in every layer."""
+        if rows > self._kept_rows:
+            width = 2 * self.architecture.kv_width
+            self._kept = [self.kernels.heads(rows, width) for _ in self._layers]
+            self._kept_rows = rows
+
+    def _pack(self, weights: WeightsFile, number: int) -> Layer:
+        shape, kernels = self.architecture, self.kernels
+        found, kind = layer_weights(weights, shape, number), shape.layers[number]
+        last = number == len(shape.layers) - 1
+        layer = Layer(
+            attention=_attention_shape(shape, kind),
+            rotary=None if kind.rotary is None else self._rotary[kind.rotary],
+            qkv=None
+            if last
+            else kernels.pack([found.q, found.k, found.v], _joined(found.q_bias, found.k_bias, found.v_bias)),
+            query=kernels.pack([found.q], found.q_bias) if last else None,
+            key_value=kernels.pack([found.k, found.v], _joined(found.k_bias, found.v_bias)) if last else None,
+            output=kernels.pack([found.o], found.o_bias),
+            gated=kernels.pack_gated(found.gate, found.up, _gate_bias(found), shape.activation),
+            down=kernels.pack([found.down], found.down_bias),
+            attention_norm=self._norm(found.attention_norm),
+            mlp_norm=self._norm(found.mlp_norm),
+            post_attention_norm=self._norm(found.post_attention_norm),
+            post_mlp_norm=self._norm(found.post_mlp_norm),
+            query_norm=self._heads_norm(found.q_norm),
+            key_norm=self._heads_norm(found.k_norm),
+        )
+        for name in layer_tensors(shape, number):
+            weights.drop(name)
+        return layer
+
+    def _norm(self, weight: Float32 | None) -> Norm | None:
+        return None if weight is None else Norm(weight, self.architecture.norm_eps)
+
+    def _heads_norm(self, weight: Float32 | None) -> HeadsNorm | None:
+        norm = self._norm(weight)
+        return None if norm is None else HeadsNorm(norm, self.architecture.head_norm == "projection")
+
+
+class _Shared(Iterator[MicroBatch]):
+    """An iterator that several threads take from."""
+
+    def __init__(self, items: Iterator[MicroBatch]) -> None:
+        self._items, self._lock = items, threading.Lock()
+
+    def __next__(self) -> MicroBatch:
+        with self._lock:
+            return next(self._items)
+
+
+def rotary_table(inv_freq: tuple[float, ...], scaling: float, positions: int) -> RotaryTable:
+    """Cosines and sines of `positions` positions, computed in float32 as transformers does."""
+    angles = np.outer(np.arange(positions, dtype=np.float32), np.array(inv_freq, np.float32))
+    cos, sin = np.cos(angles) * np.float32(scaling), np.sin(angles) * np.float32(scaling)
+    return RotaryTable(np.ascontiguousarray(cos, np.float32), np.ascontiguousarray(sin, np.float32))
+
+
+def _attention_shape(shape: Architecture, kind: LayerKind) -> AttentionShape:
+    return AttentionShape(
+        num_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        scale=shape.attention_scale,
+        softcap=shape.softcap,
+        window=kind.window,
+    )
+
+
+def _joined(*biases: Float32 | None) -> Float32 | None:
+    found = [bias for bias in biases if bias is not None]
+    return np.concatenate(found) if found else None
+
+
+def _gate_bias(found: LayerWeights) -> tuple[Float32, Float32] | None:
+    return None if found.gate_bias is None or found.up_bias is None else (found.gate_bias, found.up_bias)

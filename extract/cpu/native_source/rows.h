@@ -1,0 +1,109 @@
+// What happens to one row between two linears: norms, the conversion to a left side, rotary positions.
+#pragma once
+#include "tiles.h"
+
+static inline float inverse_rms(const float *v, int width, float eps) {
+    Floats sum{};
+    int k = 0;
+    for (; k + LANES <= width; k += LANES) { Floats t = load(v + k); sum += t * t; }
+    if (k < width) { Floats t = load_part(v + k, width - k); sum += t * t; }
+    return 1.f / std::sqrt(sum_of(sum) / (float)width + eps);
+}
+
+// Unnormalised Walsh-Hadamard transform of 64 floats, strides 1, 2, 4 ... 32.
+static inline void hadamard(float *v) {
+    Floats r[4];
+    for (int j = 0; j < 4; j++) r[j] = load(v + j * LANES);
+    const Ints lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+#pragma GCC unroll 4
+    for (int stride = 1; stride < LANES; stride *= 2) {
+        Ints partner = lane ^ stride;
+        Words sign = (Words)(((lane & stride) != 0) & (Ints)(Words{} + 0x80000000u));
+        for (int j = 0; j < 4; j++) r[j] = __builtin_shuffle(r[j], partner) + (Floats)((Words)r[j] ^ sign);
+    }
+    Floats a = r[0] + r[1], b = r[0] - r[1], c = r[2] + r[3], d = r[2] - r[3];
+    store(v, a + c); store(v + 16, b + d); store(v + 32, a - c); store(v + 48, b - d);
+}
+
+// One row of `width` floats -> the left side's type, padded with zeros to `padded` values. Changes `v` where it rotates.
+// int8: rotated in blocks of 64, symmetric, stored with zero point 128; a row that is not finite gets the scale NaN.
+static inline void put_row(int precision, float *v, int width, char *out, float *scale, int padded) {
+    int k = 0;
+    if (precision == FLOAT32) {
+        memcpy(out, v, width * sizeof(float));
+        memset(out + width * sizeof(float), 0, (padded - width) * sizeof(float));
+    } else if (precision == BFLOAT16) {
+        uint16_t *to = (uint16_t *)out;
+        for (; k + LANES <= width; k += LANES) store_bf16(to + k, load(v + k));
+        if (k < width) store_bf16_part(to + k, load_part(v + k, width - k), width - k);
+        memset(to + width, 0, (padded - width) * sizeof(uint16_t));
+    } else {
+        memset(v + width, 0, (padded - width) * sizeof(float));
+        Floats most{}, bad{};
+        for (k = 0; k < padded; k += PANEL) {
+            hadamard(v + k);
+            for (int j = 0; j < PANEL; j += LANES) {
+                Floats t = load(v + k + j);
+                most = larger(most, magnitude(t));
+                bad += t * 0.f;
+            }
+        }
+        float top = max_of(most);
+        top = top > 1e-12f ? top : 1e-12f;
+        *scale = top / 127.f + sum_of(bad);
+        const float per = 127.f / top;
+        for (k = 0; k < padded; k += LANES) {
+#if defined(__AVX512F__)
+            __m512i q = _mm512_add_epi32(_mm512_cvtps_epi32((__m512)(load(v + k) * per)), _mm512_set1_epi32(128));
+            _mm_storeu_si128((__m128i *)(out + k), _mm512_cvtepi32_epi8(q));
+#else
+            Ints q = __builtin_convertvector(nearest(load(v + k) * per), Ints) + 128;
+            Bytes bytes = __builtin_convertvector(q, Bytes);
+            memcpy(out + k, &bytes, sizeof bytes);
+#endif
+        }
+    }
+}
+
+// Heads are floats or bfloat16 bits.
+static inline Floats load_heads(const char *row, bool bf16, int k) {
+    return bf16 ? load_bf16((const uint16_t *)row + k) : load((const float *)row + k);
+}
+static inline float head_value(const char *row, bool bf16, int k) {
+    return bf16 ? float_of(((const uint16_t *)row)[k]) : ((const float *)row)[k];
+}
+static inline void read_heads(const char *row, bool bf16, int column, int width, float *v) {
+    int k = 0;
+    for (; k + LANES <= width; k += LANES) store(v + k, load_heads(row, bf16, column + k));
+    for (; k < width; k++) v[k] = head_value(row, bf16, column + k);
+}
+static inline void write_heads(char *row, bool bf16, int column, int width, const float *v) {
+    int k = 0;
+    for (; k + LANES <= width; k += LANES) {
+        if (bf16) store_bf16((uint16_t *)row + column + k, load(v + k));
+        else store((float *)row + column + k, load(v + k));
+    }
+    if (k < width) {
+        if (bf16) store_bf16_part((uint16_t *)row + column + k, load_part(v + k, width - k), width - k);
+        else store_part((float *)row + column + k, load_part(v + k, width - k), width - k);
+    }
+}
+static inline void scale_by(float *v, int width, float factor, const float *weight) {
+    int k = 0;
+    for (; k + LANES <= width; k += LANES) store(v + k, load(v + k) * factor * load(weight + k));
+    for (; k < width; k++) v[k] = v[k] * factor * weight[k];
+}
+// Channels k and k + half of the first 2 * half are one pair.
+static inline void rotate(float *v, int half, const float *cosine, const float *sine) {
+    int k = 0;
+    for (; k + LANES <= half; k += LANES) {
+        Floats a = load(v + k), b = load(v + half + k), c = load(cosine + k), s = load(sine + k);
+        store(v + k, a * c - b * s);
+        store(v + half + k, b * c + a * s);
+    }
+    for (; k < half; k++) {
+        float a = v[k], b = v[half + k];
+        v[k] = a * cosine[k] - b * sine[k];
+        v[half + k] = b * cosine[k] + a * sine[k];
+    }
+}
