@@ -1,9 +1,18 @@
-"""A token batch -> the micro-batches that one thread each runs, with shared tokens computed once."""
+"""The micro-batches that one thread each runs, as index arrays: from rows, what is kept, and where to cut.
 
-from dataclasses import dataclass
+All arrays of a pass are made at once, numbered through, and sliced: nothing here costs time per token or per sequence
+beyond numpy's. What is shared and where to cut was decided before.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
 
 from extract.cpu.kernels import Sequences
-from extract.records import Int32
+from extract.cpu.sharing import Rows, paths
+from extract.packing import token_positions
+from extract.records import Int32, Int64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -51,3 +60,113 @@ class PassPlan:
     num_computed: int
     num_outputs: int
     output_index: Int32 | None
+
+
+def lay_out(rows: Rows, kept: Int64, starts: Int64, states: Literal["all", "last"]) -> PassPlan:
+    """Plan a pass whose cuts are known.
+
+    Args:
+        rows: U rows, in the order of their ids where they share.
+        kept: int64 [U], leading tokens of each row that are computed first and kept.
+        starts: int64 [M], first row of each micro-batch, ascending from 0.
+        states: which are wanted: each token's, or each row's last one.
+    """
+    lengths = rows.lengths
+    begin = np.maximum(rows.shared, kept)
+    begin[starts] = kept[starts]  # what a first row shares beyond the kept tokens lies in another micro-batch
+    count = lengths - begin
+    num_kept = int(np.maximum(kept - rows.shared, 0).sum())
+    first = num_kept + np.cumsum(count) - count  # number of each row's first computed token, kept ones counted before
+    path = paths(rows, kept, begin, first)
+    position = np.arange(len(path)) - np.repeat(rows.offsets[:-1], lengths)
+    computed = position >= np.repeat(begin, lengths)
+    input_ids, positions = rows.input_ids[computed], position[computed].astype(np.int32)
+
+    active = np.flatnonzero(count)
+    cuts = np.append(np.searchsorted(active, starts), len(active))
+    opens = np.append(first[starts], num_kept + len(input_ids))
+    before = np.repeat(opens[:-1], np.diff(cuts))  # tokens before each active row's micro-batch
+    keys = path if len(active) == len(count) else path[np.repeat(count > 0, lengths)]
+    local = np.where(keys < num_kept, keys, keys - np.repeat(before - num_kept, lengths[active])).astype(np.int32)
+    cu_keys = _cumulative(lengths[active])
+    query_start, query_count = (first[active] - before).astype(np.int32), count[active].astype(np.int32)
+
+    outputs = np.sort(path[rows.offsets[1:] - 1]) if states == "last" else np.arange(int(opens[-1]))
+    made = []
+    for low, high, start, stop in zip(cuts[:-1].tolist(), cuts[1:].tolist(), opens[:-1], opens[1:], strict=True):
+        sequences = Sequences(
+            query_start=query_start[low:high],
+            query_count=query_count[low:high],
+            cu_keys=cu_keys[low : high + 1] - cu_keys[low],
+            key_index=local[cu_keys[low] : cu_keys[high]],
+            num_kept=num_kept,
+        )
+        ends = query_start[low:high] + query_count[low:high] - np.int32(1)
+        made.append(
+            MicroBatch(
+                input_ids=input_ids[start - num_kept : stop - num_kept],
+                positions=positions[start - num_kept : stop - num_kept],
+                sequences=sequences,
+                wanted=ends if states == "last" else None,
+                wanted_sequences=_one_query_each(sequences) if states == "last" else None,
+                first_output=int(np.searchsorted(outputs, start)),
+            )
+        )
+    made.sort(key=lambda batch: -len(batch.input_ids))
+    return PassPlan(
+        kept=_kept_batch(rows, kept, path, position, states) if num_kept else None,
+        micro_batches=tuple(made),
+        num_computed=int(opens[-1]),
+        num_outputs=len(outputs),
+        output_index=_output_index(rows, np.searchsorted(outputs, path), states),
+    )
+
+
+def _kept_batch(rows: Rows, kept: Int64, path: Int64, position: Int64, states: Literal["all", "last"]) -> MicroBatch:
+    adds = np.flatnonzero(kept > rows.shared)  # rows whose tokens are kept under their own name
+    seen = position < np.repeat(np.where(kept > rows.shared, kept, 0), rows.lengths)
+    own = seen & (position >= np.repeat(rows.shared, rows.lengths))
+    count = (kept - rows.shared)[adds].astype(np.int32)
+    ends = np.cumsum(count, dtype=np.int32)
+    sequences = Sequences(
+        query_start=ends - count,
+        query_count=count,
+        cu_keys=_cumulative(kept[adds]),
+        key_index=path[seen].astype(np.int32),
+    )
+    whole = kept[adds] == rows.lengths[adds]  # rows that others merely go on with: their last token is a kept one
+    wanted = Sequences(
+        query_start=sequences.query_start[whole],
+        query_count=count[whole],
+        cu_keys=_cumulative(kept[adds][whole]),
+        key_index=sequences.key_index[np.repeat(whole, kept[adds])],
+    )
+    return MicroBatch(
+        input_ids=rows.input_ids[own],
+        positions=position[own].astype(np.int32),
+        sequences=sequences,
+        wanted=(ends - np.int32(1))[whole] if states == "last" else None,
+        wanted_sequences=_one_query_each(wanted) if states == "last" else None,
+        first_output=0,
+    )
+
+
+def _one_query_each(sequences: Sequences) -> Sequences:
+    """The same keys, asked by the last position of each sequence alone."""
+    count = len(sequences.query_count)
+    return replace(sequences, query_start=np.arange(count, dtype=np.int32), query_count=np.ones(count, dtype=np.int32))
+
+
+def _output_index(rows: Rows, output_of: Int64, states: Literal["all", "last"]) -> Int32 | None:
+    """Output of each state asked for, from the output of each position of each row (any if it has none)."""
+    if rows.row_of is None:
+        return None
+    at = rows.offsets[rows.row_of + 1] - 1 if states == "last" else token_positions(rows.offsets, rows.row_of)
+    found = output_of[at].astype(np.int32)
+    return None if np.array_equal(found, np.arange(len(found))) else found
+
+
+def _cumulative(counts: Int64) -> Int32:
+    cumulative = np.zeros(len(counts) + 1, np.int32)
+    np.cumsum(counts, out=cumulative[1:])
+    return cumulative
