@@ -46,10 +46,13 @@ class WeightsFile:
         """
         self.path = path
         try:
+            size = path.stat().st_size
+            if size < 8:  # an empty file cannot even be mapped
+                raise DamagedWeights(path=path, problem=f"{size} bytes found, a header expected")
             with path.open("rb") as file:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:  # ValueError: an empty file
-            raise DamagedWeights(path=path, problem=f"cannot be mapped: {error}") from None
+        except OSError as error:
+            raise DamagedWeights(path=path, problem=f"cannot be mapped: {error.strerror}") from None
         try:
             self._spans = _spans(self._map, path)
         except DamagedWeights:
@@ -120,8 +123,6 @@ class _Span:
 
 def _spans(file: mmap.mmap, path: Path) -> dict[str, _Span]:
     """Where each tensor lies in the file, checked to cover the file without gap or overlap."""
-    if len(file) < 8:
-        raise DamagedWeights(path=path, problem=f"{len(file)} bytes found, a header expected")
     first = 8 + int.from_bytes(file[:8], "little")
     if first > len(file):
         raise DamagedWeights(path=path, problem=f"a header up to byte {first:,} in a file of {len(file):,} bytes")
@@ -141,11 +142,14 @@ def _spans(file: mmap.mmap, path: Path) -> dict[str, _Span]:
         raise DamagedWeights(path=path, problem=f"the header does not parse ({type(error).__name__})") from None
     at = first
     for name, span in sorted(spans.items(), key=lambda item: (item[1].start, item[1].stop)):
+        if min(span.shape, default=0) < 0:
+            raise DamagedWeights(path=path, problem=f"tensor {name}: the shape {list(span.shape)} found")
         kind = _TYPES.get(span.dtype)
-        needed = span.stop - span.start if kind is None else math.prod(span.shape) * np.dtype(kind).itemsize
-        if span.start != at or min(span.shape, default=0) < 0 or span.stop - span.start != needed or needed < 0:
-            problem = f"tensor {name}: bytes {span.start:,} to {span.stop:,} found, {at:,} to {at + needed:,} expected"
-            raise DamagedWeights(path=path, problem=problem)
+        length = max(span.stop - span.start, 0) if kind is None else math.prod(span.shape) * np.dtype(kind).itemsize
+        if (span.start, span.stop) != (at, at + length):
+            found = f"bytes {span.start - first:,} to {span.stop - first:,} found"
+            expected = f"{at - first:,} to {at - first + length:,} expected"
+            raise DamagedWeights(path=path, problem=f"tensor {name}: {found}, {expected}")
         at = span.stop
     if at != len(file):
         raise DamagedWeights(path=path, problem=f"{len(file):,} bytes found, {at:,} expected")

@@ -90,10 +90,10 @@ def tensor_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
         "norm.weight": (a.hidden_size,),
     }
     for layer in range(len(a.layers)):
-        for name, shape, bias in _linears(a):
-            shapes[f"layers.{layer}.{name}.weight"] = shape
-            if bias:
-                shapes[f"layers.{layer}.{name}.bias"] = shape[:1]
+        for stored in _stored(a):
+            shapes[f"layers.{layer}.{stored.name}.weight"] = stored.shape
+            if stored.bias:
+                shapes[f"layers.{layer}.{stored.name}.bias"] = stored.shape[:1]
         for name in _norm_names(a).values():
             shapes[f"layers.{layer}.{name}.weight"] = (a.hidden_size,)
         if a.head_norm != "none":
@@ -116,14 +116,14 @@ def layer_weights(weights: WeightsFile, architecture: Architecture, layer: int) 
     """
     a = architecture
     found: dict[str, Any] = {}
-    for name, shape, bias in _linears(a):
-        full = f"layers.{layer}.{name}"
-        matrix = weights.tensor(f"{full}.weight", shape)
-        offsets = to_float32(weights.tensor(f"{full}.bias", shape[:1])) if bias else None
+    for stored in _stored(a):
+        full = f"layers.{layer}.{stored.name}"
+        matrix = weights.tensor(f"{full}.weight", stored.shape)
+        biases = _small(weights, f"{full}.bias", stored.shape[:1]) if stored.bias else None
         start = 0
-        for part, rows in _PARTS[name.rpartition(".")[2]](a):
+        for part, rows in stored.parts:
             found[part] = matrix[start : start + rows]
-            found[f"{part}_bias"] = None if offsets is None else offsets[start : start + rows]
+            found[f"{part}_bias"] = None if biases is None else biases[start : start + rows]
             start += rows
     shapes = tensor_shapes(a)
     norms = {role: f"layers.{layer}.{name}.weight" for role, name in _norm_names(a).items()}
@@ -144,35 +144,39 @@ def final_norm(weights: WeightsFile, architecture: Architecture) -> Float32:
     return _norm(weights, architecture, "norm.weight", (architecture.hidden_size,))
 
 
-_PARTS: dict[str, Any] = {
-    "q_proj": lambda a: (("q", a.query_width),),
-    "k_proj": lambda a: (("k", a.kv_width),),
-    "v_proj": lambda a: (("v", a.kv_width),),
-    "qkv_proj": lambda a: (("q", a.query_width), ("k", a.kv_width), ("v", a.kv_width)),
-    "o_proj": lambda a: (("o", a.hidden_size),),
-    "gate_proj": lambda a: (("gate", a.intermediate_size),),
-    "up_proj": lambda a: (("up", a.intermediate_size),),
-    "gate_up_proj": lambda a: (("gate", a.intermediate_size), ("up", a.intermediate_size)),
-    "down_proj": lambda a: (("down", a.hidden_size),),
-}
-"""Which rows of a stored matrix are which linear."""
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A matrix as it is stored: one linear, or the rows of several, each with its number of outputs."""
+
+    name: str
+    parts: tuple[tuple[str, int], ...]
+    num_inputs: int
+    bias: bool
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return sum(rows for _, rows in self.parts), self.num_inputs
 
 
-def _linears(a: Architecture) -> list[tuple[str, tuple[int, int], bool]]:
-    """Name, shape and bias of each stored matrix of a layer."""
-    hidden, inner = a.hidden_size, a.intermediate_size
+def _stored(a: Architecture) -> list[_Stored]:
+    """The matrices of every layer."""
+    qkv = (("q", a.query_width), ("k", a.kv_width), ("v", a.kv_width))
+    gated = (("gate", a.intermediate_size), ("up", a.intermediate_size))
     if a.family in _FUSED:
-        inputs = [("self_attn.qkv_proj", (a.query_width + 2 * a.kv_width, hidden), a.qkv_bias)]
-        gated = [("mlp.gate_up_proj", (2 * inner, hidden), a.mlp_bias)]
+        inputs = [
+            _Stored("self_attn.qkv_proj", qkv, a.hidden_size, a.qkv_bias),
+            _Stored("mlp.gate_up_proj", gated, a.hidden_size, a.mlp_bias),
+        ]
     else:
         inputs = [
-            ("self_attn.q_proj", (a.query_width, hidden), a.qkv_bias),
-            ("self_attn.k_proj", (a.kv_width, hidden), a.qkv_bias),
-            ("self_attn.v_proj", (a.kv_width, hidden), a.qkv_bias),
+            *(_Stored(f"self_attn.{part[0]}_proj", (part,), a.hidden_size, a.qkv_bias) for part in qkv),
+            *(_Stored(f"mlp.{part[0]}_proj", (part,), a.hidden_size, a.mlp_bias) for part in gated),
         ]
-        gated = [("mlp.gate_proj", (inner, hidden), a.mlp_bias), ("mlp.up_proj", (inner, hidden), a.mlp_bias)]
-    outputs = ("self_attn.o_proj", (hidden, a.query_width), a.output_bias)
-    return [*inputs, outputs, *gated, ("mlp.down_proj", (hidden, inner), a.mlp_bias)]
+    return [
+        *inputs,
+        _Stored("self_attn.o_proj", (("o", a.hidden_size),), a.query_width, a.output_bias),
+        _Stored("mlp.down_proj", (("down", a.hidden_size),), a.intermediate_size, a.mlp_bias),
+    ]
 
 
 def _norm_names(a: Architecture) -> dict[str, str]:
@@ -180,5 +184,12 @@ def _norm_names(a: Architecture) -> dict[str, str]:
 
 
 def _norm(weights: WeightsFile, a: Architecture, name: str, shape: tuple[int, ...]) -> Float32:
-    values = to_float32(weights.tensor(name, shape))
-    return values + np.float32(1) if a.norm_plus_one else np.array(values)
+    values = _small(weights, name, shape)
+    if a.norm_plus_one:
+        values += 1
+    return values
+
+
+def _small(weights: WeightsFile, name: str, shape: tuple[int, ...]) -> Float32:
+    """A copy in float32, which keeps no page of the file in use."""
+    return np.array(to_float32(weights.tensor(name, shape)))

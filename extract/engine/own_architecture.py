@@ -19,6 +19,7 @@ from extract.engine.own_families import (
     ACTIVATIONS,
     ALL_FAMILIES,
     FAMILIES,
+    LAYER_KINDS,
     NEEDS,
     ROPE_KEYS,
     ROPE_TYPES,
@@ -104,7 +105,9 @@ def _check_modules(name: str, family: Family, model: Any) -> None:
     own = f"transformers.models.{code}.modeling_{code}"
     for path, module in model.named_modules():
         kind = type(module)
-        if kind.__module__ not in (own, "transformers.activations") and not kind.__module__.startswith("torch.nn."):
+        if kind.__module__ not in (own, "transformers.activations") and not kind.__module__.startswith(
+            "torch.nn.modules."
+        ):
             option = f"module {path}" if path else "model"
             raise NoOwnArchitecture(family=name, option=option, value=f"{kind.__module__}.{kind.__qualname__}")
     kinds = {type(module).__name__ for module in model.modules() if "norm" in type(module).__name__.lower()}
@@ -137,6 +140,9 @@ def _rotary(
     kinds: tuple[str | None, ...] = (None,)
     if family.tables == "by kind":
         kinds = tuple(sorted(set(config.layer_types)))
+        for key in config.rope_parameters:
+            if key not in LAYER_KINDS:
+                raise NoOwnArchitecture(family=name, option="rope_parameters", value=_shown(key))
     tables: list[Rotary] = []
     table_of_kind: dict[str | None, int] = {}
     for kind in kinds:
@@ -164,7 +170,7 @@ def _check_rope(name: str, family: Family, parameters: Mapping[str, Any], config
     for key, value in parameters.items():
         known = key in ROPE_KEYS
         if key == "partial_rotary_factor":
-            known = family.partial_rotary or value == 1
+            known = family.partial_rotary or kind == "proportional" or value == 1
         if key == "llama_4_scaling_beta":  # scales queries at positions from `original` on
             known = name == "ministral3" and max_input_tokens <= original
         if not known or (key == "rope_type" and value not in ROPE_TYPES):
@@ -179,7 +185,7 @@ def _layers(name: str, family: Family, config: Any, table_of_kind: Mapping[str |
     window = getattr(config, "sliding_window", None)
     if family.windows == "by kind":
         kinds = list(config.layer_types)
-        if len(kinds) != config.num_hidden_layers or not set(kinds) <= {"full_attention", "sliding_attention"}:
+        if len(kinds) != config.num_hidden_layers or not set(kinds) <= set(LAYER_KINDS):
             raise NoOwnArchitecture(family=name, option="layer_types", value=_shown(kinds))
         if "sliding_attention" in kinds and not getattr(config, "use_sliding_window", True):
             raise NoOwnArchitecture(family=name, option="use_sliding_window", value="false, with sliding layer_types")

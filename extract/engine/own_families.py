@@ -45,21 +45,20 @@ ALL_FAMILIES = frozenset({
 """Keys that every family reads, and this module too."""
 
 WITHOUT_EFFECT = frozenset({
-    "model_type", "architectures", "transformers_version", "_name_or_path", "name_or_path", "dtype", "torch_dtype",
-    "auto_map", "transformers.js_config", "is_llama_config", "unsloth_fixed", "unsloth_version",
+    "model_type", "architectures", "transformers_version", "_name_or_path", "name_or_path", "_model_name_or_path",
+    "dtype", "torch_dtype", "auto_map", "transformers.js_config", "is_llama_config", "unsloth_fixed", "unsloth_version",
     "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "cls_token_id", "mask_token_id",
     "id2label", "label2id", "problem_type", "output_hidden_states", "output_attentions", "return_dict",
     "chunk_size_feed_forward", "initializer_range", "use_cache", "cache_implementation", "max_position_embeddings",
-    "attention_dropout", "hidden_dropout", "residual_dropout", "resid_pdrop", "embd_pdrop",
+    "pretraining_tp", "attention_dropout", "hidden_dropout", "residual_dropout", "resid_pdrop", "embd_pdrop",
     "tie_word_embeddings", "logits_scaling", "final_logit_softcapping", "lm_head_bias",
 })  # fmt: skip
-"""Keys that no family's base model computes with in eval mode: names, token ids, training, the head after the norm.
+"""Keys that none of the families' base models computes with in eval mode: names, token ids, training, the head.
 
 `max_position_embeddings` matters where frequencies follow the length, and is looked at there.
 """
 
 NEEDS: dict[str, tuple[Any, ...]] = {
-    "pretraining_tp": (1,),
     "is_encoder_decoder": (False,),
     "is_decoder": (False, True),
     "is_causal": (True,),
@@ -71,6 +70,8 @@ NEEDS: dict[str, tuple[Any, ...]] = {
     "attention_chunk_size": (None,),
 }
 """Keys that are without effect at these values only."""
+
+LAYER_KINDS = ("full_attention", "sliding_attention")
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn", "proportional", "dynamic", "longrope")
 ROPE_KEYS = frozenset({
@@ -134,7 +135,7 @@ FAMILIES: dict[str, Family] = {
         windows="all",
         partial_rotary=True,
         keys=("sliding_window", "partial_rotary_factor", "original_max_position_embeddings"),
-        needs=_NO_BIAS,
+        needs={**_NO_BIAS, "full_attn_mod": (1,), "interpolate_factor": (1,)},
     ),
     "qwen2": Family(windows="by kind", keys=("use_sliding_window", "max_window_layers", *_WINDOWS)),
     "qwen3": Family(
