@@ -4,10 +4,12 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extract.cpu.balance import LEAST_TOKENS, equal_runs
+
+UNHURRIED = settings(deadline=None)
 
 WEIGHTS = st.lists(st.integers(1, 40), min_size=1, max_size=40)
 
@@ -20,12 +22,14 @@ def runs(weights, entry=None, *, budget=256, threads=2):
     return starts.tolist(), (np.add.reduceat(weights, starts) + entry[starts]).tolist()
 
 
+@UNHURRIED
 @given(WEIGHTS, st.integers(1, 100), st.integers(1, 5))
 def test_two_runs_differ_by_the_largest_row_at_most(weights, budget, threads):
     _, sizes = runs(weights, budget=budget, threads=threads)
     assert max(sizes) - min(sizes) <= max(weights)
 
 
+@UNHURRIED
 @given(WEIGHTS, st.integers(1, 100), st.integers(1, 5), st.data())
 def test_a_run_with_what_it_computes_again_stays_under_the_budget(weights, budget, threads, data):
     entry = [0, *(data.draw(st.sampled_from([0, 0, 3, 30])) for _ in weights[1:])]
@@ -35,6 +39,7 @@ def test_a_run_with_what_it_computes_again_stays_under_the_budget(weights, budge
         assert size <= budget or stop - start == 1
 
 
+@UNHURRIED
 @given(WEIGHTS, st.integers(40, 100), st.integers(1, 5))
 def test_each_thread_gets_as_many_runs_where_there_are_rows_and_tokens_for_it(weights, budget, threads):
     starts, _ = runs(weights, budget=budget, threads=threads)
@@ -42,6 +47,7 @@ def test_each_thread_gets_as_many_runs_where_there_are_rows_and_tokens_for_it(we
         assert len(starts) % threads == 0
 
 
+@UNHURRIED
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=9), st.integers(40, 100), st.integers(1, 3))
 def test_the_largest_run_is_as_small_as_their_number_allows(weights, budget, threads):
     starts, sizes = runs(weights, budget=budget, threads=threads)

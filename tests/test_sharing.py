@@ -3,10 +3,12 @@
 from itertools import accumulate
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extract.cpu.sharing import kept_prefixes, paths, plain_rows, shared_rows
+
+UNHURRIED = settings(deadline=None)
 
 ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), min_size=1, max_size=20)
 
@@ -33,12 +35,14 @@ def paths_alone(rows, kept):
     return [path[a:b].tolist() for a, b in zip(rows.offsets[:-1], rows.offsets[1:], strict=True)], num_kept
 
 
+@UNHURRIED
 @given(ROWS)
 def test_every_different_prefix_is_computed_once(rows):
     prefixes = {tuple(row[:stop]) for row in rows for stop in range(1, len(row) + 1)}
     assert shared(rows).num_own == len(prefixes)
 
 
+@UNHURRIED
 @given(ROWS, st.integers(1, 9))
 def test_rows_are_the_different_sequences_in_order_and_each_sequence_knows_its_row(rows, min_shared):
     found = shared(rows, min_shared)
@@ -46,6 +50,7 @@ def test_rows_are_the_different_sequences_in_order_and_each_sequence_knows_its_r
     assert [token_lists(found)[place] for place in found.row_of] == rows
 
 
+@UNHURRIED
 @given(ROWS, st.integers(1, 9))
 def test_a_common_prefix_shorter_than_the_least_is_not_shared(rows, min_shared):
     counts = shared(rows, min_shared).shared
@@ -59,6 +64,7 @@ def test_plain_rows_are_the_sequences_as_they_are():
     assert found.num_own == 7 and found.row_of is None
 
 
+@UNHURRIED
 @given(ROWS, st.integers(1, 6), st.integers(0, 20))
 def test_equal_prefixes_are_one_token_and_others_are_not(rows, num_runs, max_kept):
     found = shared(rows)
@@ -98,3 +104,10 @@ def test_the_tokens_of_most_rows_are_kept_where_room_is_scarce():
     )
     rows = shared(few + many)
     assert kept_prefixes(rows, num_runs=20, threads=2, max_kept=15).tolist() == [15] * 30 + [10] * 60
+
+
+def test_a_group_within_a_group_takes_room_only_for_what_it_shares_beyond():
+    outer = [[1] * 10 + [place] for place in range(2, 32)]
+    inner = [[1] * 10 + [40] * 10 + [place] for place in range(30)]
+    rows = shared([*outer, *inner, [2]])
+    assert kept_prefixes(rows, num_runs=20, threads=2, max_kept=20).tolist() == [10] * 30 + [20] * 30 + [0]

@@ -85,40 +85,55 @@ def lay_out(rows: Rows, kept: Int64, starts: Int64, states: Literal["all", "last
     active = np.flatnonzero(count)
     cuts = np.append(np.searchsorted(active, starts), len(active))
     opens = np.append(first[starts], num_kept + len(input_ids))
-    before = np.repeat(opens[:-1], np.diff(cuts))  # tokens before each active row's micro-batch
+    before = np.repeat(opens[:-1], np.diff(cuts))  # number of the first token of each active row's micro-batch
     keys = path if len(active) == len(count) else path[np.repeat(count > 0, lengths)]
     local = np.where(keys < num_kept, keys, keys - np.repeat(before - num_kept, lengths[active])).astype(np.int32)
     cu_keys = _cumulative(lengths[active])
     query_start, query_count = (first[active] - before).astype(np.int32), count[active].astype(np.int32)
 
-    outputs = np.sort(path[rows.offsets[1:] - 1]) if states == "last" else np.arange(int(opens[-1]))
-    made = []
-    for low, high, start, stop in zip(cuts[:-1].tolist(), cuts[1:].tolist(), opens[:-1], opens[1:], strict=True):
-        sequences = Sequences(
-            query_start=query_start[low:high],
-            query_count=query_count[low:high],
-            cu_keys=cu_keys[low : high + 1] - cu_keys[low],
-            key_index=local[cu_keys[low] : cu_keys[high]],
-            num_kept=num_kept,
+    wanted = np.sort(path[rows.offsets[1:] - 1]) if states == "last" else None
+    spans = zip(*(ends.tolist() for ends in (cuts[:-1], cuts[1:], opens[:-1], opens[1:])), strict=True)
+    micro_batches = [
+        _micro_batch(
+            input_ids[start - num_kept : stop - num_kept],
+            positions[start - num_kept : stop - num_kept],
+            Sequences(
+                query_start=query_start[low:high],
+                query_count=query_count[low:high],
+                cu_keys=cu_keys[low : high + 1] - cu_keys[low],
+                key_index=local[cu_keys[low] : cu_keys[high]],
+                num_kept=num_kept,
+            ),
+            states,
+            first_output,
         )
-        ends = query_start[low:high] + query_count[low:high] - np.int32(1)
-        made.append(
-            MicroBatch(
-                input_ids=input_ids[start - num_kept : stop - num_kept],
-                positions=positions[start - num_kept : stop - num_kept],
-                sequences=sequences,
-                wanted=ends if states == "last" else None,
-                wanted_sequences=_one_query_each(sequences) if states == "last" else None,
-                first_output=int(np.searchsorted(outputs, start)),
-            )
-        )
-    made.sort(key=lambda batch: -len(batch.input_ids))
+        for (low, high, start, stop), first_output in zip(spans, _outputs(opens[:-1], wanted).tolist(), strict=True)
+    ]
+    micro_batches.sort(key=lambda batch: -len(batch.input_ids))
     return PassPlan(
         kept=_kept_batch(rows, kept, path, position, states) if num_kept else None,
-        micro_batches=tuple(made),
+        micro_batches=tuple(micro_batches),
         num_computed=int(opens[-1]),
-        num_outputs=len(outputs),
-        output_index=_output_index(rows, np.searchsorted(outputs, path), states),
+        num_outputs=int(opens[-1]) if wanted is None else len(wanted),
+        output_index=_output_index(rows, path, wanted),
+    )
+
+
+def _micro_batch(
+    input_ids: Int32, positions: Int32, sequences: Sequences, states: Literal["all", "last"], first_output: int
+) -> MicroBatch:
+    """Each sequence ends with a query of its own, whose state is wanted for "last"."""
+    wanted = wanted_sequences = None
+    if states == "last":
+        wanted = sequences.query_start + sequences.query_count - np.int32(1)
+        wanted_sequences = _one_query_each(sequences.cu_keys, sequences.key_index, sequences.num_kept)
+    return MicroBatch(
+        input_ids=input_ids,
+        positions=positions,
+        sequences=sequences,
+        wanted=wanted,
+        wanted_sequences=wanted_sequences,
+        first_output=first_output,
     )
 
 
@@ -134,35 +149,40 @@ def _kept_batch(rows: Rows, kept: Int64, path: Int64, position: Int64, states: L
         cu_keys=_cumulative(kept[adds]),
         key_index=path[seen].astype(np.int32),
     )
-    whole = kept[adds] == rows.lengths[adds]  # rows that others merely go on with: their last token is a kept one
-    wanted = Sequences(
-        query_start=sequences.query_start[whole],
-        query_count=count[whole],
-        cu_keys=_cumulative(kept[adds][whole]),
-        key_index=sequences.key_index[np.repeat(whole, kept[adds])],
-    )
-    return MicroBatch(
-        input_ids=rows.input_ids[own],
-        positions=position[own].astype(np.int32),
-        sequences=sequences,
-        wanted=(ends - np.int32(1))[whole] if states == "last" else None,
-        wanted_sequences=_one_query_each(wanted) if states == "last" else None,
-        first_output=0,
+    batch = _micro_batch(rows.input_ids[own], position[own].astype(np.int32), sequences, states, 0)
+    if batch.wanted is None:
+        return batch
+    whole = kept[adds] == rows.lengths[adds]  # rows that others merely go on with: only their last token ends a row
+    keys = sequences.key_index[np.repeat(whole, kept[adds])]
+    return replace(
+        batch,
+        wanted=batch.wanted[whole],
+        wanted_sequences=_one_query_each(_cumulative(kept[adds][whole]), keys, num_kept=0),
     )
 
 
-def _one_query_each(sequences: Sequences) -> Sequences:
-    """The same keys, asked by the last position of each sequence alone."""
-    count = len(sequences.query_count)
-    return replace(sequences, query_start=np.arange(count, dtype=np.int32), query_count=np.ones(count, dtype=np.int32))
+def _one_query_each(cu_keys: Int32, key_index: Int32, num_kept: int) -> Sequences:
+    """Sequences of which only the last position asks; query i is row i."""
+    count = len(cu_keys) - 1
+    return Sequences(
+        query_start=np.arange(count, dtype=np.int32),
+        query_count=np.ones(count, dtype=np.int32),
+        cu_keys=cu_keys,
+        key_index=key_index,
+        num_kept=num_kept,
+    )
 
 
-def _output_index(rows: Rows, output_of: Int64, states: Literal["all", "last"]) -> Int32 | None:
-    """Output of each state asked for, from the output of each position of each row (any if it has none)."""
+def _outputs(tokens: Int64, wanted: Int64 | None) -> Int64:
+    """Outputs are the computed tokens in order, or the wanted ones of them."""
+    return tokens if wanted is None else np.searchsorted(wanted, tokens)
+
+
+def _output_index(rows: Rows, path: Int64, wanted: Int64 | None) -> Int32 | None:
     if rows.row_of is None:
         return None
-    at = rows.offsets[rows.row_of + 1] - 1 if states == "last" else token_positions(rows.offsets, rows.row_of)
-    found = output_of[at].astype(np.int32)
+    asked = token_positions(rows.offsets, rows.row_of) if wanted is None else rows.offsets[rows.row_of + 1] - 1
+    found = _outputs(path[asked], wanted).astype(np.int32)
     return None if np.array_equal(found, np.arange(len(found))) else found
 
 
