@@ -5,7 +5,7 @@ that torch prepacked. A call works on one thread, if that has called `enter_thre
 Products are made of whole steps of rows, since oneDNN compiles one for each number of rows it meets; what the last
 rows of a step give is dropped.
 
-int8: weights [N, K] are filled with zeros to a multiple of 64 columns, rotated by blocks of 64 (`portable_glue.rotate`,
+int8: weights [N, K] are filled with zeros to a multiple of 64 columns, rotated by blocks of 64 (`rotate_block`,
 unnormalised), then rounded, half to even, to w / scale with scale = max(1e-30, max |w|) / 127 of the channel. Rows of
 an operand likewise. Rotating both sides multiplies the product by 64; the channel's scale takes that back.
 """
@@ -35,7 +35,6 @@ from extract.cpu.kernels import (
 )
 from extract.cpu.portable_attention import attend_rows
 from extract.cpu.portable_glue import (
-    BLOCK,
     LEAST_PEAK,
     add_norm_rows,
     add_rows,
@@ -48,6 +47,7 @@ from extract.cpu.portable_glue import (
     take_rows,
 )
 from extract.cpu.portable_products import Channels, Product, packer
+from extract.cpu.portable_vectors import BLOCK
 from extract.records import Int32
 
 ROW_STEP = 16
@@ -65,7 +65,7 @@ _NO_TABLE: Float32 = np.empty((0, 0), np.float32)
 class PortableLinear(Linear):
     """A prepacked product, its bias (length 0: none) and, of a gated pair, the activation."""
 
-    def __init__(self, product: Product, shape: tuple[int, int], bias: Float32 | None, activation: int = 0) -> None:
+    def __init__(self, product: Product, shape: tuple[int, ...], bias: Float32 | None, activation: int = 0) -> None:
         self.product = product
         self.num_outputs, self.num_inputs = shape
         self.bias = _NOTHING if bias is None else np.array(bias, np.float32)
@@ -108,19 +108,18 @@ class PortableKernels(Kernels):
     def pack(self, blocks: Sequence[Weights], bias: Float32 | None) -> PortableLinear:
         """A linear of blocks one under the other."""
         shape = (sum(len(block) for block in blocks), blocks[0].shape[1])
-        return PortableLinear(self._product(blocks, shape), shape, bias)
+        return PortableLinear(self._product(blocks), shape, bias)
 
     def pack_gated(
         self, gate: Weights, up: Weights, bias: tuple[Float32, Float32] | None, activation: Activation
     ) -> PortableLinear:
         """Gate and up as one product, gate first."""
-        shape = (len(gate) + len(up), gate.shape[1])
         both = None if bias is None else np.concatenate(bias)
-        return PortableLinear(self._product([gate, up], shape), shape, both, _ACTIVATIONS[activation])
+        return PortableLinear(self._product([gate, up]), gate.shape, both, _ACTIVATIONS[activation])
 
-    def _product(self, blocks: Sequence[Weights], shape: tuple[int, int]) -> Product:
+    def _product(self, blocks: Sequence[Weights]) -> Product:
         int8 = self.precision == "int8"
-        num_outputs, width = shape
+        num_outputs, width = sum(len(block) for block in blocks), blocks[0].shape[1]
         dtype = torch.int8 if int8 else _TORCH_TYPES[self.precision]
         weights = torch.zeros(num_outputs, _filled(width) if int8 else width, dtype=dtype)
         scales = torch.ones(num_outputs)
@@ -302,5 +301,5 @@ def _keep_freed_memory() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         trim_threshold, mmap_threshold = -1, -3
-        mallopt(mmap_threshold, 1 << 30)
+        mallopt(mmap_threshold, 1 << 25)  # the most that every glibc takes
         mallopt(trim_threshold, 1 << 30)

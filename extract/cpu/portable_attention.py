@@ -13,8 +13,8 @@ import numpy as np
 
 from extract.cpu.portable_glue import put_row
 from extract.cpu.portable_numbers import exp, f4, inner, kernel, load, of_rank, rank, tanh
+from extract.cpu.portable_vectors import COLUMNS, ROWS, tile_product
 
-TILE = 4
 STEP = 32
 """Scores that a vectorised loop takes at a time."""
 
@@ -39,51 +39,13 @@ def _gather(
 
 
 @kernel
-def _scores(queries: Any, keys: Any, low: int, high: int, scores: Any) -> None:
-    """scores[i, j] = queries[i] . keys[:, j] for a tile of rows and low <= j < high."""
-    # Loops from 0 over contiguous slices vectorise; of an index from `low` Numba would have to ask if it is negative.
-    s0, s1, s2, s3 = scores[0, low:high], scores[1, low:high], scores[2, low:high], scores[3, low:high]
-    for j in range(high - low):
-        s0[j] = f4(0)
-        s1[j] = f4(0)
-        s2[j] = f4(0)
-        s3[j] = f4(0)
-    for d in range(0, keys.shape[0], 4):
-        k0, k1, k2, k3 = keys[d, low:high], keys[d + 1, low:high], keys[d + 2, low:high], keys[d + 3, low:high]
-        a0, a1, a2, a3 = queries[0, d], queries[0, d + 1], queries[0, d + 2], queries[0, d + 3]
-        b0, b1, b2, b3 = queries[1, d], queries[1, d + 1], queries[1, d + 2], queries[1, d + 3]
-        c0, c1, c2, c3 = queries[2, d], queries[2, d + 1], queries[2, d + 2], queries[2, d + 3]
-        e0, e1, e2, e3 = queries[3, d], queries[3, d + 1], queries[3, d + 2], queries[3, d + 3]
-        for j in range(high - low):
-            x0, x1, x2, x3 = k0[j], k1[j], k2[j], k3[j]
-            s0[j] += a0 * x0 + a1 * x1 + a2 * x2 + a3 * x3
-            s1[j] += b0 * x0 + b1 * x1 + b2 * x2 + b3 * x3
-            s2[j] += c0 * x0 + c1 * x1 + c2 * x2 + c3 * x3
-            s3[j] += e0 * x0 + e1 * x1 + e2 * x2 + e3 * x3
-
-
-@kernel
-def _weigh(scores: Any, values: Any, low: int, high: int, sums: Any) -> None:
-    """sums[i] += scores[i, j] * values[j] for a tile of rows and low <= j < high, a multiple of four of them."""
-    o0, o1, o2, o3 = sums[0], sums[1], sums[2], sums[3]
-    for j in range(low, high, 4):
-        v0, v1, v2, v3 = values[j], values[j + 1], values[j + 2], values[j + 3]
-        a0, a1, a2, a3 = scores[0, j], scores[0, j + 1], scores[0, j + 2], scores[0, j + 3]
-        b0, b1, b2, b3 = scores[1, j], scores[1, j + 1], scores[1, j + 2], scores[1, j + 3]
-        c0, c1, c2, c3 = scores[2, j], scores[2, j + 1], scores[2, j + 2], scores[2, j + 3]
-        e0, e1, e2, e3 = scores[3, j], scores[3, j + 1], scores[3, j + 2], scores[3, j + 3]
-        for d in range(o0.shape[0]):
-            x0, x1, x2, x3 = v0[d], v1[d], v2[d], v3[d]
-            o0[d] += a0 * x0 + a1 * x1 + a2 * x2 + a3 * x3
-            o1[d] += b0 * x0 + b1 * x1 + b2 * x2 + b3 * x3
-            o2[d] += c0 * x0 + c1 * x1 + c2 * x2 + c3 * x3
-            o3[d] += e0 * x0 + e1 * x1 + e2 * x2 + e3 * x3
-
-
-@kernel
-def _weigh_one(weight: Any, value: Any, total: Any) -> None:
-    for d in range(total.shape[0]):
-        total[d] += weight * value[d]
+def _weigh_rest(scores: Any, values: Any, first: int, end: int, total: Any) -> None:
+    """Add scores[j] * values[j], first <= j < end, to `total`."""
+    for j in range(first, end):
+        weight = scores[j]
+        value = values[j]
+        for d in range(total.shape[0]):
+            total[d] += weight * value[d]
 
 
 @kernel
@@ -133,21 +95,23 @@ def attend_rows(
     """Attention of every sequence; see `Kernels.attend`. `softcap` 0 and `window` 0: none."""
     group = num_heads // num_kv_heads
     width = num_heads * head_dim
-    depth = _round_up(head_dim, 4)
+    depth = _round_up(head_dim, COLUMNS)
     longest = 0
     most = 0
     for b in range(query_start.shape[0]):
         longest = max(longest, cu_keys[b + 1] - cu_keys[b])
         most = max(most, query_count[b])
-    capacity = _round_up(longest, 16) + 16  # never a power of two, or columns of `keys` would share cache sets
+    capacity = (
+        _round_up(longest, COLUMNS) + COLUMNS
+    )  # never a power of two, or columns of `keys` would share cache sets
     keys = np.zeros((depth, capacity), np.float32)
     values = np.zeros((capacity, depth), np.float32)
-    scores = np.zeros((TILE, capacity + STEP), np.float32)
-    tile = np.zeros((TILE, depth), np.float32)
-    sums = np.empty((TILE, depth), np.float32)
-    first_key = np.empty(TILE, np.int64)
-    end_key = np.empty(TILE, np.int64)
-    inverse = np.empty(TILE, np.float32)
+    scores = np.zeros((ROWS, capacity + STEP), np.float32)
+    tile = np.zeros((ROWS, depth), np.float32)
+    sums = np.empty((ROWS, depth), np.float32)
+    first_key = np.empty(ROWS, np.int64)
+    end_key = np.empty(ROWS, np.int64)
+    inverse = np.empty(ROWS, np.float32)
     rows = np.empty((most, out.shape[1]), np.float32)
     for b in range(query_start.shape[0]):
         index = key_index[cu_keys[b] : cu_keys[b + 1]]
@@ -166,8 +130,8 @@ def attend_rows(
                     at = column + kv * head_dim
                     value_at = at + num_kv_heads * head_dim
                     _gather(keys_values, row - num_kept, at, value_at, head_dim, keys, values, position - base)
-            for row0 in range(0, count * group, TILE):
-                size = min(TILE, count * group - row0)
+            for row0 in range(0, count * group, ROWS):
+                size = min(ROWS, count * group - row0)
                 for i in range(size):
                     query = (row0 + i) // group
                     head = kv * group + (row0 + i) % group
@@ -177,21 +141,20 @@ def attend_rows(
                         target[d] = load(source[d]) * scale
                     end_key[i] = first + query + 1 - base
                     first_key[i] = max(0, end_key[i] - window) if window > 0 else 0
-                _scores(tile, keys, first_key[0] // 8 * 8, _round_up(end_key[size - 1], 8), scores)
+                for j in range(first_key[0] // COLUMNS * COLUMNS, end_key[size - 1], COLUMNS):
+                    tile_product(tile, keys, 0, head_dim, j, scores)
                 for i in range(size):
                     count_seen = end_key[i] - first_key[i]
                     row_scores = scores[i, first_key[i] : first_key[i] + _round_up(count_seen, STEP)]
                     inverse[i] = f4(1) / _exponentials(row_scores, count_seen, softcap)
-                # Keys that all rows see go four at a time, the few others alone.
+                # Keys that all rows see are taken together, the few others row by row.
                 low = first_key[size - 1]
-                high = low + max(0, end_key[0] - low) // 4 * 4
-                sums[:] = f4(0)
-                _weigh(scores, values, low, high, sums)
+                high = max(low, end_key[0])
+                for d in range(0, depth, COLUMNS):
+                    tile_product(scores, values, low, high - low, d, sums)
                 for i in range(size):
-                    for j in range(first_key[i], min(low, end_key[i])):
-                        _weigh_one(scores[i, j], values[j], sums[i])
-                    for j in range(max(high, first_key[i]), end_key[i]):
-                        _weigh_one(scores[i, j], values[j], sums[i])
+                    _weigh_rest(scores[i], values, first_key[i], min(low, end_key[i]), sums[i])
+                    _weigh_rest(scores[i], values, max(high, first_key[i]), end_key[i], sums[i])
                     query = (row0 + i) // group
                     head = kv * group + (row0 + i) % group
                     result = rows[query, head * head_dim : (head + 1) * head_dim]

@@ -24,43 +24,19 @@ from extract.cpu.portable_numbers import (
     offset_byte,
     rank,
 )
-
-BLOCK = 64
-"""Channels that one Hadamard rotation mixes."""
+from extract.cpu.portable_vectors import BLOCK, rotate_block
 
 LEAST_PEAK = 1e-30
 """A row or a channel is scaled as if its largest absolute value were at least this: all zeros are no division by 0."""
 
 
-@inner
-def rotate(row: Any) -> None:
-    """Walsh-Hadamard transform of each block of 64 in natural order, unnormalised, in stages of stride 1, 2, ... 32.
-
-    Each of the six equal steps adds and subtracts neighbours and moves the index bit it used to the top; after six,
-    every bit is back in its place. That way each step reads and writes whole vectors.
-    """
-    other = np.empty(BLOCK, np.float32)
-    half = BLOCK // 2
-    for start in range(0, row.shape[0], BLOCK):
-        block = row[start : start + BLOCK]
-        for _ in range(3):
-            for i in range(half):
-                a = block[2 * i]
-                b = block[2 * i + 1]
-                other[i] = a + b
-                other[half + i] = a - b
-            for i in range(half):
-                a = other[2 * i]
-                b = other[2 * i + 1]
-                block[i] = a + b
-                block[half + i] = a - b
-
-
 @kernel
 def rotate_rows(rows: Any) -> None:
-    """`rotate` every row of a float32 matrix whose width is a multiple of 64."""
+    """Rotate every row of a float32 matrix whose width is a multiple of 64."""
     for i in range(rows.shape[0]):
-        rotate(rows[i])
+        row = rows[i]
+        for first in range(0, row.shape[0], BLOCK):
+            rotate_block(row, first)
 
 
 def store(number: Any, like: Any) -> Any:
@@ -93,7 +69,8 @@ def _put_row(row: Any, width: int, out: Any, scales: Any, t: int) -> Any:
         target = out[t]
         for k in range(width, row.shape[0]):
             row[k] = f4(0)
-        rotate(row)
+        for first in range(0, row.shape[0], BLOCK):
+            rotate_block(row, first)
         peak_rank = rank(f4(LEAST_PEAK))
         for k in range(row.shape[0]):
             peak_rank = max(peak_rank, rank(abs(row[k])))

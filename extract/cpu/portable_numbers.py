@@ -42,10 +42,10 @@ def inner(function: Function) -> Function:
     return compiled
 
 
-def instructions(generator: Callable[[Any, Any], Any]) -> Callable[[Any], Any]:
-    """A function of one number that kernels may call, given by the LLVM instructions it becomes."""
+def instructions(generator: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that kernels may call, given by the LLVM instructions it becomes."""
     emitted: Any = intrinsic(generator)
-    return cast(Callable[[Any], Any], emitted)
+    return cast(Callable[..., Any], emitted)
 
 
 @instructions

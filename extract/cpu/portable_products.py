@@ -49,20 +49,25 @@ def prepacked(channels: Channels) -> Product:
     return product
 
 
-def prepacked_int8(channels: Channels) -> Product:
-    """Bytes times int8 in oneDNN's own layout; the product is float32, scaled by channel."""
+def prepacked_int8(channels: Channels, result: torch.dtype = torch.bfloat16) -> Product:
+    """Bytes times int8 in oneDNN's own layout; the product is scaled by channel."""
     packed = torch.ops.onednn.qlinear_prepack(channels.weights, [channels.rows_hint, channels.weights.shape[1]])
     linear = torch.ops.onednn.qlinear_pointwise.default
     zero_points = torch.zeros(len(channels.weights), dtype=torch.int64)
     scales = channels.scales
 
-    def product(rows: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = linear(
-            rows, 1.0, ZERO_POINT, packed, scales, zero_points, None, 1.0, 0, torch.bfloat16, "none", [], ""
+    def multiply(rows: torch.Tensor) -> torch.Tensor:
+        product: torch.Tensor = linear(
+            rows, 1.0, ZERO_POINT, packed, scales, zero_points, None, 1.0, 0, result, "none", [], ""
         )
-        return result
+        return product
 
-    return product
+    return multiply
+
+
+def prepacked_int8_to_float32(channels: Channels) -> Product:
+    """The same in float32: more memory to write, but every CPU with the instructions can."""
+    return prepacked_int8(channels, torch.float32)
 
 
 def plain(channels: Channels) -> Product:
@@ -85,7 +90,7 @@ def plain_int8(channels: Channels) -> Product:
 CANDIDATES: dict[Precision, tuple[Packer, ...]] = {
     "float32": (prepacked, plain),
     "bfloat16": (prepacked, plain),
-    "int8": (prepacked_int8, plain_int8),
+    "int8": (prepacked_int8, prepacked_int8_to_float32, plain_int8),
 }
 """Best first; the last one is right everywhere."""
 
