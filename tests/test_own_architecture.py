@@ -326,9 +326,19 @@ def test_frequencies_are_those_of_short_rows_even_after_a_long_one(parameters: d
     assert architecture_of(model, LONGEST) == before
 
 
+@pytest.mark.parametrize(("parameters", "limit"), [(DYNAMIC, 256), (longrope(24), 64)], ids=["dynamic", "longrope"])
+def test_rows_may_be_as_long_as_frequencies_stay(parameters: dict[str, Any], limit: int) -> None:
+    model = small_model("llama", rope_parameters=parameters)
+    assert architecture_of(model, limit) == architecture_of(model, 1)
+    with torch.no_grad():
+        model(input_ids=torch.zeros(1, limit, dtype=torch.int64), use_cache=False)
+    assert torch.equal(model.rotary_emb.inv_freq, model.rotary_emb.original_inv_freq)
+
+
 def test_kinds_of_layers_with_one_table_share_it() -> None:
-    same = small_model("olmo3", head_dim=None, layer_types=MIXED)
-    assert architecture_of(same, LONGEST).layers == (
+    found = architecture_of(small_model("olmo3", head_dim=None, layer_types=MIXED), LONGEST)
+    assert len(found.rotary) == 1
+    assert found.layers == (
         LayerKind(rotary=0, window=5),
         LayerKind(rotary=0),
         LayerKind(rotary=0, window=5),

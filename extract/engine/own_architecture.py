@@ -92,8 +92,7 @@ def _check_keys(name: str, family: Family, config: Mapping[str, Any]) -> None:
     needs = {**NEEDS, **(family.needs or {})}
     for key, value in config.items():
         if key in needs:
-            # True == 1, but an option that is true where a number is expected is another option.
-            if not any(value == known and type(value) is type(known) for known in needs[key]):
+            if value not in needs[key]:
                 raise NoOwnArchitecture(family=name, option=key, value=_shown(value))
         elif key not in ALL_FAMILIES and key not in WITHOUT_EFFECT and key not in family.keys:
             raise NoOwnArchitecture(family=name, option=key, value=_shown(value))
