@@ -287,6 +287,19 @@ def test_the_last_token_of_a_row_that_all_others_go_on_with_is_a_kept_output():
     assert found.output_index[100] == 0
 
 
+def test_a_kept_prompt_that_is_no_row_gives_no_output():
+    found = plan(random_rows(100, 38, range(90)), "last")
+    assert found.kept.num_outputs == 0
+    assert len(found.kept.wanted_sequences.query_count) == 0
+    assert found.num_outputs == 100
+
+
+def test_outputs_that_come_out_in_the_order_of_the_batch_need_no_index():
+    rows = random_rows(100, 38, range(90))
+    assert plan(rows, "last").output_index is None
+    assert plan(rows[::-1], "last").output_index.tolist() == list(range(100))[::-1]
+
+
 def test_too_few_tokens_are_not_spread_over_all_threads():
     assert sizes(plan(random_rows(20, 2), threads=8)) == [20, 20]
     assert sizes(plan(random_rows(3, 5), threads=8)) == [15]

@@ -65,10 +65,8 @@ def plan_pass(
 
 
 def _starts(rows: Rows, kept: Int64, budget: int, threads: int) -> Int64:
-    """First row of each micro-batch. Rows that are kept as a whole compute nothing and go with the rows before them."""
+    """First row of each micro-batch. Rows that are kept as a whole compute nothing: none begins with one."""
     own = rows.lengths - np.maximum(rows.shared, kept)
     left = np.flatnonzero(own)
     missing = np.maximum(rows.shared - kept, 0)
-    starts = left[equal_runs(own[left], missing[left], budget=budget, threads=threads)]
-    starts[:1] = 0
-    return starts
+    return left[equal_runs(own[left], missing[left], budget=budget, threads=threads)]
