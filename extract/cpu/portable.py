@@ -4,10 +4,6 @@
 that torch prepacked. A call works on one thread, if that has called `enter_thread`: torch would else start its own.
 Products are made of whole steps of rows, since oneDNN compiles one for each number of rows it meets; what the last
 rows of a step give is dropped.
-
-int8: weights [N, K] are filled with zeros to a multiple of 64 columns, rotated by blocks of 64 (`rotate_block`,
-unnormalised), then rounded, half to even, to w / scale with scale = max(1e-30, max |w|) / 127 of the channel. Rows of
-an operand likewise. Rotating both sides multiplies the product by 64; the channel's scale takes that back.
 """
 
 import ctypes
@@ -35,7 +31,6 @@ from extract.cpu.kernels import (
 )
 from extract.cpu.portable_attention import attend_rows
 from extract.cpu.portable_glue import (
-    LEAST_PEAK,
     add_norm_rows,
     add_rows,
     final_norm_rows,
@@ -43,18 +38,14 @@ from extract.cpu.portable_glue import (
     norm_rows,
     prepare_head_rows,
     quantize_rows,
-    rotate_rows,
     take_rows,
 )
-from extract.cpu.portable_products import Channels, Product, packer
-from extract.cpu.portable_vectors import BLOCK
+from extract.cpu.portable_packing import as_float32, filled_width, packed_channels
+from extract.cpu.portable_products import Product, packer
 from extract.records import Int32
 
 ROW_STEP = 16
 """Rows of a product are a multiple of this."""
-
-PACKED_ROWS = 1024
-"""Weight rows that are float32 at a time while they are packed."""
 
 _TORCH_TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.uint8}
 _ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
@@ -76,7 +67,7 @@ class PortableOperand(Operand):
     """A tensor [rows, width], with int8 [rows, width filled up to blocks]; `scales` float32 [rows], 1 but for int8."""
 
     def __init__(self, rows: int, width: int, precision: Precision) -> None:
-        filled = _filled(width) if precision == "int8" else width
+        filled = filled_width(width) if precision == "int8" else width
         self.width = width
         self.tensor = torch.zeros(_whole_steps(rows), filled, dtype=_TORCH_TYPES[precision])
         self.array = _numbers(self.tensor)
@@ -108,33 +99,19 @@ class PortableKernels(Kernels):
     def pack(self, blocks: Sequence[Weights], bias: Float32 | None) -> PortableLinear:
         """A linear of blocks one under the other."""
         shape = (sum(len(block) for block in blocks), blocks[0].shape[1])
-        return PortableLinear(self._product(blocks), shape, bias)
+        return PortableLinear(self._pack(packed_channels(blocks, self.precision, self._rows_hint)), shape, bias)
 
     def pack_gated(
         self, gate: Weights, up: Weights, bias: tuple[Float32, Float32] | None, activation: Activation
     ) -> PortableLinear:
         """Gate and up as one product, gate first."""
         both = None if bias is None else np.concatenate(bias)
-        return PortableLinear(self._product([gate, up]), gate.shape, both, _ACTIVATIONS[activation])
-
-    def _product(self, blocks: Sequence[Weights]) -> Product:
-        int8 = self.precision == "int8"
-        num_outputs, width = sum(len(block) for block in blocks), blocks[0].shape[1]
-        dtype = torch.int8 if int8 else _TORCH_TYPES[self.precision]
-        weights = torch.zeros(num_outputs, _filled(width) if int8 else width, dtype=dtype)
-        scales = torch.ones(num_outputs)
-        first = 0
-        for block in blocks:
-            for start in range(0, len(block), PACKED_ROWS):
-                rows = _as_float32(block[start : start + PACKED_ROWS])
-                last = first + len(rows)
-                if int8:
-                    values, peaks = _rotated(rows)
-                    weights[first:last], scales[first:last] = torch.from_numpy(values), torch.from_numpy(peaks)
-                else:
-                    weights[first:last] = torch.from_numpy(rows)
-                first = last
-        return self._pack(Channels(weights, scales, self._rows_hint))
+        return PortableLinear(
+            self._pack(packed_channels([gate, up], self.precision, self._rows_hint)),
+            gate.shape,
+            both,
+            _ACTIVATIONS[activation],
+        )
 
     def operand(self, rows: int, width: int) -> PortableOperand:
         """A buffer of operand rows."""
@@ -150,7 +127,7 @@ class PortableKernels(Kernels):
 
     def embed(self, table: Weights, ids: Int32, scale: float, x: Float32) -> None:
         """Rows of the table, in float32."""
-        np.multiply(_as_float32(table[ids]), np.float32(scale), out=x[: len(ids)])
+        np.multiply(as_float32(table[ids]), np.float32(scale), out=x[: len(ids)])
 
     def norm(self, x: Float32, n: int, norm: Norm, out: Operand) -> None:
         """RMSNorm into an operand."""
@@ -266,32 +243,9 @@ def _whole_steps(rows: int) -> int:
     return -(-rows // ROW_STEP) * ROW_STEP
 
 
-def _filled(width: int) -> int:
-    return -(-width // BLOCK) * BLOCK
-
-
 def _numbers(tensor: torch.Tensor) -> Any:
     """The tensor's memory as numpy, bfloat16 as its bits."""
     return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
-
-
-def _as_float32(weights: Weights) -> Float32:
-    """A float32 copy."""
-    if weights.dtype == np.uint16:
-        return (weights.astype(np.uint32) << 16).view(np.float32)
-    return weights.astype(np.float32)
-
-
-def _rotated(rows: Float32) -> tuple[Any, Float32]:
-    """int8 weights [N, K filled] and the scales [N] of their products; a channel that is not finite gets scale NaN."""
-    filled = np.zeros((len(rows), _filled(rows.shape[1])), np.float32)
-    filled[:, : rows.shape[1]] = rows
-    rotate_rows(filled)
-    peaks = np.abs(filled).max(axis=1)
-    finite = np.isfinite(peaks)
-    scales = np.maximum(np.where(finite, peaks, 0), np.float32(LEAST_PEAK)) / np.float32(127)
-    values = np.rint(np.where(finite[:, None], filled, 0) / scales[:, None]).astype(np.int8)
-    return values, np.where(finite, scales / np.float32(BLOCK), np.float32(np.nan))
 
 
 def _keep_freed_memory() -> None:
