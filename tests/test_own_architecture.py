@@ -492,6 +492,22 @@ def test_a_model_that_is_not_what_its_config_says_is_refused(change: Any, option
     assert str(refusal.value) == refused("llama", option, value)
 
 
+def test_a_kind_of_rope_that_is_not_known_is_refused() -> None:
+    model = small_model("llama")
+    model.config.rope_parameters["rope_type"] = "spiral"
+    with pytest.raises(NoOwnArchitecture) as refusal:
+        architecture_of(model, LONGEST)
+    assert str(refusal.value) == refused("llama", "rope_parameters.rope_type", '"spiral"')
+
+
+def test_an_option_beside_the_ropes_of_kinds_of_layers_is_refused() -> None:
+    model = small_model("olmo3", head_dim=None)
+    model.config.rope_parameters["mixing"] = 2
+    with pytest.raises(NoOwnArchitecture) as refusal:
+        architecture_of(model, LONGEST)
+    assert str(refusal.value) == refused("olmo3", "rope_parameters", '"mixing"')
+
+
 def test_a_class_of_a_checkpoints_own_code_is_refused() -> None:
     model = small_model("llama")
     model.__class__ = type("LlamaModel", (type(model),), {"__module__": "transformers_modules.mine"})

@@ -135,18 +135,19 @@ def _rotary(
     the weights' type, or moved on by a long row.
     """
     config = model.config
-    fresh = type(model.rotary_emb)(config)
     kinds: tuple[str | None, ...] = (None,)
     if family.tables == "by kind":
         kinds = tuple(sorted(set(config.layer_types)))
         for key in config.rope_parameters:
             if key not in LAYER_KINDS:
                 raise NoOwnArchitecture(family=name, option="rope_parameters", value=_shown(key))
-    tables: list[Rotary] = []
-    table_of_kind: dict[str | None, int] = {}
     for kind in kinds:
         parameters = config.rope_parameters if kind is None else config.rope_parameters[kind]
         _check_rope(name, family, parameters, config, max_input_tokens)
+    fresh = type(model.rotary_emb)(config)
+    tables: list[Rotary] = []
+    table_of_kind: dict[str | None, int] = {}
+    for kind in kinds:
         prefix = "" if kind is None else f"{kind}_"
         frequencies = getattr(fresh, f"{prefix}original_inv_freq")
         loaded = getattr(model.rotary_emb, f"{prefix}original_inv_freq")
@@ -155,8 +156,6 @@ def _rotary(
         table = Rotary(
             inv_freq=tuple(frequencies.float().tolist()), scaling=float(getattr(fresh, f"{prefix}attention_scaling"))
         )
-        if not family.partial_rotary and 2 * len(table.inv_freq) != model.layers[0].self_attn.head_dim:
-            raise NoOwnArchitecture(family=name, option="rotary channels", value=2 * len(table.inv_freq))
         if table not in tables:
             tables.append(table)
         table_of_kind[kind] = tables.index(table)
