@@ -4,7 +4,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from extract.cpu.balance import LEAST_TOKENS, equal_runs
@@ -24,9 +24,18 @@ def runs(weights, entry=None, *, budget=256, threads=2):
 
 @UNHURRIED
 @given(WEIGHTS, st.integers(1, 100), st.integers(1, 5))
+@example([34, 28, 22, 30, 31, 1], 78, 1)  # cuts next to a third and two thirds give 62, 22 and 62
 def test_two_runs_differ_by_the_largest_row_at_most(weights, budget, threads):
     _, sizes = runs(weights, budget=budget, threads=threads)
     assert max(sizes) - min(sizes) <= max(weights)
+
+
+@UNHURRIED
+@given(WEIGHTS, st.integers(1, 100), st.integers(1, 5))
+@example([31, 23, 1], 75, 5)  # as many runs as rows, one of them much shorter
+def test_no_run_is_empty(weights, budget, threads):
+    starts, _ = runs(weights, budget=budget, threads=threads)
+    assert starts == sorted(set(starts))
 
 
 @UNHURRIED
@@ -65,11 +74,23 @@ def test_rows_that_would_be_costly_to_separate_stay_together():
     assert sizes == [242] * 5
 
 
-@pytest.mark.parametrize("budget", [250, 10_000])
-def test_rows_too_many_for_one_run_or_thread_are_separated_where_it_costs_least(budget):
-    starts, sizes = runs([100, 20, 20, 20, 40, 20, 20], [0, 90, 90, 90, 60, 90, 90], budget=budget, threads=2)
-    assert starts == [0, 4]
-    assert sizes == [160, 140]
+@pytest.mark.parametrize(
+    ("entry", "starts", "sizes"),
+    [
+        pytest.param([0, 50, 50, 50, 10, 50, 50], [0, 4], [120, 90], id="where little is shared"),
+        pytest.param([0, 50, 50, 50, 50, 50, 40], [0, 3], [100, 150], id="in the middle"),
+    ],
+)
+def test_rows_too_many_for_one_thread_are_separated_where_it_costs_least(entry, starts, sizes):
+    assert runs([60, 20, 20, 20, 40, 20, 20], entry, budget=1000) == (starts, sizes)
+
+
+def test_rows_too_many_for_one_run_are_separated():
+    assert runs([100, 20, 20, 20, 20, 20], [0, 50, 50, 50, 50, 50], budget=160, threads=1) == ([0, 1], [100, 150])
+
+
+def test_runs_beside_a_long_row_are_alike():
+    assert runs([40] + [1] * 60, budget=40, threads=3) == ([0, 1, 28], [40, 27, 33])
 
 
 def test_no_rows_make_no_runs():
