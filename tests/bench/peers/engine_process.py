@@ -128,5 +128,11 @@ class EngineProcess:
         return answer
 
     def _last_words(self) -> str:
+        """What it ended with; a signal's name (SIGFPE, SIGKILL) says more than its last line."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=5)
+        status = self._process.poll()
+        if status is not None and status < 0:
+            return signal.Signals(-status).name
         lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
-        return lines[-1][:300] if lines else f"exit status {self._process.poll()}"
+        return lines[-1][:300] if lines else f"exit status {status}"

@@ -19,7 +19,7 @@ MAX_HEAD_STATES = 4096
 """States that the head reads; more change the third digit."""
 
 MIN_COSINE_MEAN = {"float32": 0.99999, "bfloat16": 0.999, "int8": 0.97}
-MIN_COSINE_P1 = {"float32": 0.9999, "bfloat16": 0.99, "int8": 0.9}
+MIN_COSINE_P1 = {"float32": 0.9999, "bfloat16": 0.99, "int8": 0.7}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
