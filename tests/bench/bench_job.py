@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from extract.engine.torch_runtime import load_runtime
+from extract.engine.runtimes import load_runtime
 from extract.jobs import open_job
 from extract.packing import TokenBudget, pack
 from extract.pipeline import Worker, prepared

@@ -127,7 +127,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--scenario", action="append", choices=[*NAMES, "job"], help="may be repeated; default: the tier's"
     )
-    parser.add_argument("--passages", type=int, help="rows; default: the tier's")
+    parser.add_argument("--passages", type=int, help="rows of `tokens`, half of them in other scenarios")
     parser.add_argument("--rounds", type=int, help="default: the tier's")
     parser.add_argument("--retries", type=int, help="how often a disturbed sample is run again; default: the tier's")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="default: all CPUs")

@@ -5,7 +5,6 @@ the passes' states: the job writes them to shards in that form.
 """
 
 import hashlib
-import inspect
 import shutil
 import subprocess
 import sys
@@ -41,14 +40,11 @@ class Ours:
         self.load(settings)
 
     def load(self, settings: dict[str, Any]) -> dict[str, str]:
-        from extract.engine.torch_runtime import load_runtime
+        from extract.engine.runtimes import load_runtime
 
-        options: dict[str, Any] = {}
-        if not settings.get("share", True):
-            if "share" not in inspect.signature(load_runtime).parameters:
-                raise NotPossible("load_runtime has no sharing to switch off")
-            options["share"] = False
-        self.runtime = load_runtime(Path(settings["engine"]), threads=settings["threads"], **options)
+        self.runtime = load_runtime(
+            Path(settings["engine"]), threads=settings["threads"], share=settings.get("share", True)
+        )
         runtime = self.runtime.contract.runtime
         return {"extract": _version(), runtime.name: runtime.version}
 
