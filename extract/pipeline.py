@@ -90,7 +90,10 @@ def computed(worker: Worker, windows: Iterable[Window]) -> Iterator[Computed]:
     run, contract = worker.plan.spec.run, worker.plan.engine
     assert run.max_tokens is not None and run.max_sequences is not None  # resolved by make_plan
     budget = TokenBudget(
-        max_tokens=run.max_tokens, max_sequences=run.max_sequences, equal_length=contract.runtime.layout == "dense"
+        max_tokens=run.max_tokens,
+        max_sequences=run.max_sequences,
+        equal_length=contract.runtime.layout == "dense",
+        shared=run.share and contract.runtime.decoder == "own",
     )
     halved = False
     for window in windows:

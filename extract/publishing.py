@@ -94,6 +94,7 @@ def _record(worker: Worker, last: Computed, facts: ShardFacts, seconds: dict[str
             "engine": plan.record.contract["engine_id"],
             "device": plan.engine.device.name,
             "runtime": f"{plan.engine.runtime.name} {plan.engine.runtime.version}",
+            "arithmetic": worker.runtime.arithmetic,
             "max_tokens": last.max_tokens,
             "max_sequences": plan.spec.run.max_sequences,
         },

@@ -130,7 +130,9 @@ class RunSpec:
     max_tokens: int | None = None
     """Token budget of one forward pass; at most the engine's own limit, which is the default."""
     threads: int | None = None
-    """Threads of the forward pass; `None`: as many as this process may use."""
+    """Threads of the forward pass; `None`: the engine's own number, else as many as this process may use."""
+    share: bool = True
+    """Compute common prefixes and exact duplicates of a pass once, where that saves something."""
     overlap: bool = True
     """Tokenise and write beside the forward pass; false is the plain sequential twin with the same bytes."""
 

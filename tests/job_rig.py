@@ -48,14 +48,14 @@ class Engines:
             rig.tiny_checkpoint(path, tokenizer=rig.tiny_tokenizer(**settings.pop("tokenizer", {})), **settings)
         return path
 
-    def engine(self, name: str) -> Path:
-        """The engine directory."""
+    def engine(self, name: str, decoder: Any = "auto") -> Path:
+        """The engine directory; Llama and Gemma 2 run on our own decoder unless told otherwise."""
         from extract.engine.builder import build
         from extract.engine.recipe import Recipe
 
-        path = self._root / name
+        path = self._root / f"{name}-{decoder}"
         if not path.exists():
-            recipe = Recipe(dtype="float32", device="cpu", max_input_tokens=LIMIT, max_tokens=16_384)
+            recipe = Recipe(dtype="float32", device="cpu", max_input_tokens=LIMIT, max_tokens=16_384, decoder=decoder)
             build(self.checkpoint(name), path, recipe)
         return path
 
@@ -82,7 +82,7 @@ def run(spec: JobSpec, **options: Any) -> Any:
 @functools.cache
 def runtime(engine: str) -> Any:
     """A loaded engine."""
-    from extract.engine.torch_runtime import load_runtime
+    from extract.engine.runtimes import load_runtime
 
     return load_runtime(Path(engine), threads=1)
 

@@ -57,7 +57,7 @@ def test_a_checkpoint_becomes_an_engine_an_output_and_arrays(engines: Engines, t
 
 def test_a_loaded_engine_can_be_handed_to_several_runs(engines: Engines, tmp_path):
     from extract import JobSpec, open_output, run
-    from extract.engine.torch_runtime import load_runtime
+    from extract.engine.runtimes import load_runtime
     from extract.spec import SourceSpec, StatesSpec
 
     runtime = load_runtime(engines.engine("llama"), threads=1)

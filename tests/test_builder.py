@@ -14,14 +14,15 @@ import torch
 from job_rig import CHECKPOINTS, LIMIT, Engines, errors, ids_of, job, parquet, reference, run, runtime, stored, texts
 from safetensors.torch import load_file, save_file
 
-from extract.engine import builder
-from extract.engine.builder import NoRoomForEngine, OutputExists, RecipeDoesNotFit, build
+from extract.engine import builder, plain
+from extract.engine.builder import OutputExists, RecipeDoesNotFit, build
 from extract.engine.comparison import NotFaithful
 from extract.engine.contract import CONTRACT_FILE, check_files, read_contract
 from extract.engine.device import computes_in, this_device
+from extract.engine.plain import NoRoomForEngine
 from extract.engine.recipe import Recipe, load_recipe, override
+from extract.engine.runtimes import load_runtime
 from extract.engine.torch_proof import NotCausal
-from extract.engine.torch_runtime import load_runtime
 from extract.errors import BadValue, CheckpointRefused, UnknownKey, UnreadableSpec
 
 SMALL = Recipe(dtype="float32", device="cpu", max_input_tokens=8, max_tokens=64)
@@ -138,7 +139,7 @@ def test_every_step_is_said(checkpoint, tmp_path):
     build(checkpoint, tmp_path / "engine", SMALL, say=said.append)
     assert said == [
         f"loading {checkpoint.name} (LlamaForCausalLM, float32) in float32, without its head",
-        "proving a layout: sequences of a pass must not touch each other, and must equal the plain model",
+        "proving our own packed decoder in float32: rows must not touch each other, and must equal the plain model",
         "comparing it (packed, float32) with the plain model in float32, row by row",
     ]
 
@@ -170,18 +171,28 @@ def test_the_default_recipe_takes_the_checkpoints_own_type_and_a_hundred_and_twe
     contract = build(checkpoint, tmp_path / "engine")
     assert (contract.precision.weights, contract.precision.activations, contract.precision.output) == ("float32",) * 3
     assert (contract.limits.max_input_tokens, contract.limits.max_sequences) == (128, 8192)
-    assert contract.limits.max_tokens == (4096 if contract.device.type == "cpu" else 131_072)
+    assert contract.runtime.decoder == "own"
+    assert (contract.limits.max_tokens, contract.runtime.micro_batch, contract.runtime.threads) == (16_384, 256, None)
+
+
+def test_the_default_budget_of_transformers_own_model_is_smaller(checkpoint, tmp_path):
+    contract = build(checkpoint, tmp_path / "engine", Recipe(device="cpu", decoder="transformers"))
+    assert contract.runtime.decoder == "transformers"
+    assert (contract.limits.max_tokens, contract.runtime.micro_batch) == (4096, None)
 
 
 # --- bfloat16 -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(not computes_in(this_device("cpu"), "bfloat16"), reason="this CPU has no bfloat16 arithmetic")
-def test_the_bound_of_a_bfloat16_engine_holds_for_rows_that_the_build_never_saw(tmp_path):
+@pytest.mark.parametrize(("decoder", "output"), [("own", "float32"), ("transformers", "bfloat16")])
+def test_the_bound_of_a_bfloat16_engine_holds_for_rows_that_the_build_never_saw(tmp_path, decoder, output):
     half = rig.tiny_checkpoint(tmp_path / "llama", "llama", dtype="bfloat16")
-    contract = build(half, tmp_path / "engine", Recipe(device="cpu", max_input_tokens=LIMIT, max_tokens=512))
+    recipe = Recipe(device="cpu", max_input_tokens=LIMIT, max_tokens=512, decoder=decoder)
+    contract = build(half, tmp_path / "engine", recipe)
     fidelity = contract.fidelity
-    assert contract.precision.weights == contract.output.dtype == "bfloat16"
+    assert contract.precision.weights == contract.precision.activations == "bfloat16"
+    assert contract.output.dtype == output
     assert contract.device.instruction_set == this_device("cpu").instruction_set
     assert fidelity.reference == "float32"
     assert 1e-4 < fidelity.rel_error_max < fidelity.bound < 0.5
@@ -192,11 +203,12 @@ def test_the_bound_of_a_bfloat16_engine_holds_for_rows_that_the_build_never_saw(
     for kind in ("tokens", "mean"):
         run(job(tmp_path / "engine", source, tmp_path / kind, kind=kind))
         assert errors(stored(tmp_path / kind), reference(half, expected, kind)).max() <= fidelity.bound
-    run(job(tmp_path / "engine", source, tmp_path / "as-is", dtype="bfloat16"))
-    assert all(
-        np.array_equal(one, other)
-        for one, other in zip(stored(tmp_path / "as-is"), stored(tmp_path / "tokens"), strict=True)
-    )
+    if output == "bfloat16":
+        run(job(tmp_path / "engine", source, tmp_path / "as-is", dtype="bfloat16"))
+        assert all(
+            np.array_equal(one, other)
+            for one, other in zip(stored(tmp_path / "as-is"), stored(tmp_path / "tokens"), strict=True)
+        )
 
 
 def test_float16_is_refused_on_a_cpu(checkpoint, tmp_path):
@@ -283,7 +295,7 @@ def test_an_empty_directory_is_as_good_as_none(checkpoint, tmp_path):
 
 
 def test_a_full_disk_is_told_before_weights_are_written(checkpoint, tmp_path, monkeypatch):
-    monkeypatch.setattr(builder, "free_bytes", lambda path: 1000)
+    monkeypatch.setattr(plain, "free_bytes", lambda path: 1000)
     with pytest.raises(NoRoomForEngine) as error:
         build(checkpoint, tmp_path / "engine", SMALL)
     size = sum(tensor.numel() * 4 for name, tensor in tensors(checkpoint).items() if name != "lm_head.weight")
@@ -294,7 +306,7 @@ def test_a_full_disk_is_told_before_weights_are_written(checkpoint, tmp_path, mo
 
 def test_an_engine_that_does_not_give_the_plain_models_numbers_is_not_kept(checkpoint, tmp_path, monkeypatch):
     """The weights on disk are spoilt between writing and reading them back; only the comparison can know."""
-    save = builder._save
+    save = plain._save
 
     def spoilt(model, dtype, draft):
         save(model, dtype, draft)
@@ -302,7 +314,7 @@ def test_an_engine_that_does_not_give_the_plain_models_numbers_is_not_kept(check
         weights["norm.weight"] *= 1.01
         save_file(weights, draft / "model.safetensors", metadata={"format": "pt"})
 
-    monkeypatch.setattr(builder, "_save", spoilt)
+    monkeypatch.setattr(plain, "_save", spoilt)
     with pytest.raises(NotFaithful) as error:
         build(checkpoint, tmp_path / "engine", SMALL)
     found = error.value.facts["found"]
@@ -314,12 +326,22 @@ def test_an_engine_that_does_not_give_the_plain_models_numbers_is_not_kept(check
     assert nothing_left(tmp_path)
 
 
-@pytest.mark.parametrize("step", ["_plain_states", "_save", "_files", "compare", "write_contract"])
+@pytest.mark.parametrize(
+    "step",
+    [
+        "builder.read_plain",
+        "plain._save",
+        "proven.prove_own",
+        "builder._files",
+        "builder.compare",
+        "builder.write_contract",
+    ],
+)
 def test_a_build_that_fails_at_any_step_leaves_nothing(checkpoint, tmp_path, monkeypatch, step):
     def fails(*arguments, **options):
         raise RuntimeError("as it happens")
 
-    monkeypatch.setattr(builder, step, fails)
+    monkeypatch.setattr(f"extract.engine.{step}", fails)
     with pytest.raises(RuntimeError, match="as it happens"):
         build(checkpoint, tmp_path / "engine", SMALL)
     assert nothing_left(tmp_path)
@@ -369,7 +391,7 @@ def test_a_recipe_is_read_from_toml(tmp_path):
         (
             'dtype = "fp8"',
             BadValue,
-            '{path}: dtype is "fp8", expected one of "auto", "float32", "bfloat16", "float16".',
+            '{path}: dtype is "fp8", expected one of "auto", "float32", "bfloat16", "float16", "int8".',
         ),
         ('runtime = "trt"', BadValue, '{path}: runtime is "trt", expected one of "torch".'),
         ("max_input_tokens = 0", BadValue, "{path}: max_input_tokens is 0, expected a whole number, 1 or more."),

@@ -1,6 +1,6 @@
 """`contract.json`: what is written is what is read, what an engine is decides its id, and a wrong file is refused.
 
-No weights are loaded here; what only a loaded engine can tell is in `test_torch_runtime.py`.
+No weights are loaded here; what only a loaded engine can tell is in `test_runtimes.py`.
 """
 
 import dataclasses

@@ -32,7 +32,7 @@ def rows(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def runtime(tiny_engine):
-    from extract.engine.torch_runtime import load_runtime
+    from extract.engine.runtimes import load_runtime
 
     return load_runtime(tiny_engine, threads=1)
 
@@ -106,10 +106,10 @@ def check_goes_on(engine: Path, rows: Path, out: Path, runtime: object, unbroken
 
 @pytest.mark.parametrize("command", ["plan", "run"])
 def test_a_job_that_will_not_fit_is_refused_before_weights_load(command, tiny_engine, rows, small_disk, monkeypatch):
-    import extract.engine.torch_runtime
+    import extract.engine.runtimes
     from extract.jobs import plan
 
-    monkeypatch.setattr(extract.engine.torch_runtime, "load_runtime", None)
+    monkeypatch.setattr(extract.engine.runtimes, "load_runtime", None)
     fill(small_disk, leave=200_000)
     out = small_disk / "out"
     with pytest.raises(DiskTooSmall) as refused:
@@ -149,6 +149,7 @@ def test_a_disk_that_fills_up_during_the_run_ends_it_cleanly(
 
     class Filling:
         contract = runtime.contract
+        arithmetic = runtime.arithmetic
 
         def hidden_states(self, batch, kind):
             if crash_rig.num_commits(out) >= 5 and not filled:
@@ -195,6 +196,7 @@ def test_the_reserve_stops_a_run_before_the_disk_is_full(tiny_engine, rows, smal
 
     class Filling:
         contract = runtime.contract
+        arithmetic = runtime.arithmetic
 
         def hidden_states(self, batch, kind):
             if crash_rig.num_commits(out) >= 5 and not filled:

@@ -161,7 +161,7 @@ def test_plan_and_run_refuse_a_disk_that_is_too_small_before_weights_load(
         f"{needed + 999_999:,} are free. Choose another disk with -o, a smaller output (--dtype int8, --kind last), "
         "or lower the reserve."
     )
-    monkeypatch.setattr("extract.engine.torch_runtime.load_runtime", None)
+    monkeypatch.setattr("extract.engine.runtimes.load_runtime", None)
     for refuse in (plan, local.run):
         with pytest.raises(DiskTooSmall) as error:
             refuse(spec)

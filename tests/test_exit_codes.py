@@ -12,7 +12,7 @@ import pytest
 from command_line import Ended, extract, spawn, write_rows
 from rig import edit_json
 
-from extract.engine.torch_runtime import TorchRuntime
+from extract.cpu.runtime import CpuRuntime
 from extract.records import States, TokenBatch
 from extract.sample import Passage
 from extract.spec import OutputKind
@@ -273,14 +273,14 @@ class TestResume:
 
 class TestRun:
     def test_6_is_shards_that_broke_twice_and_the_others_are_kept(self, job, tmp_path, capsys, monkeypatch):
-        whole = TorchRuntime.hidden_states
+        whole = CpuRuntime.hidden_states
 
-        def broken(runtime: TorchRuntime, batch: TokenBatch, kind: OutputKind) -> States:
+        def broken(runtime: CpuRuntime, batch: TokenBatch, kind: OutputKind) -> States:
             if kind == "last" and len(batch.members) == 4:  # shards are of 8, 8 and 4 rows
                 raise RuntimeError("the card fell off the bus")
             return whole(runtime, batch, kind)
 
-        monkeypatch.setattr(TorchRuntime, "hidden_states", broken)
+        monkeypatch.setattr(CpuRuntime, "hidden_states", broken)
         message = (
             f"{tmp_path}/out: 1 of 3 shards failed twice and are missing: shard 2: RuntimeError: the card fell off "
             "the bus. Run again to try them again."
@@ -291,15 +291,15 @@ class TestRun:
         assert json.loads(ended.out)["num_shards_made"] == 1
 
     def test_6_is_states_that_an_error_policy_stops_at(self, job, capsys, monkeypatch):
-        whole = TorchRuntime.hidden_states
+        whole = CpuRuntime.hidden_states
 
-        def overflowing(runtime: TorchRuntime, batch: TokenBatch, kind: OutputKind) -> States:
+        def overflowing(runtime: CpuRuntime, batch: TokenBatch, kind: OutputKind) -> States:
             states = whole(runtime, batch, kind)
             if kind == "last":  # what the job asks for; the probe of a load asks for tokens
                 states[:] = np.nan
             return states
 
-        monkeypatch.setattr(TorchRuntime, "hidden_states", overflowing)
+        monkeypatch.setattr(CpuRuntime, "hidden_states", overflowing)
         ended = extract(capsys, "run", *job, "--on-non-finite", "error", "--quiet")
         assert (ended.code, ended.out) == (6, "")
         assert ended.err.startswith(
@@ -326,17 +326,17 @@ class TestRun:
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
     def test_130_is_a_signal_and_what_is_committed_stays(self, number, job, tmp_path, capsys, monkeypatch):
-        whole = TorchRuntime.hidden_states
+        whole = CpuRuntime.hidden_states
         passes = []
 
-        def interrupted(runtime: TorchRuntime, batch: TokenBatch, kind: OutputKind) -> States:
+        def interrupted(runtime: CpuRuntime, batch: TokenBatch, kind: OutputKind) -> States:
             passes.append(batch)
             if len(passes) == 2:
                 os.kill(os.getpid(), number)
             return whole(runtime, batch, kind)
 
         job += ["--max-sequences", "8", "--sequential", "--quiet"]
-        monkeypatch.setattr(TorchRuntime, "hidden_states", interrupted)
+        monkeypatch.setattr(CpuRuntime, "hidden_states", interrupted)
         ended = extract(capsys, "run", *job)
         assert (ended.code, ended.out) == (130, "")
         assert re.fullmatch(

@@ -98,7 +98,7 @@ def spec_of(engine, rows, out, **run_table) -> JobSpec:
 @pytest.mark.parametrize("place", ["open_job", "prepare", "estimate", "complete"])
 def test_a_signal_at_any_other_time_stops_the_same_way(place, number, tiny_engine, rows, tmp_path, monkeypatch):
     import extract.runners.local as local
-    from extract.engine.torch_runtime import load_runtime
+    from extract.engine.runtimes import load_runtime
 
     def interrupted(*arguments, **options):
         os.kill(os.getpid(), number)
@@ -130,7 +130,7 @@ def test_a_run_outside_of_the_main_thread_leaves_signals_alone(tiny_engine, rows
 
 def test_a_second_signal_does_not_wait_for_a_read_that_hangs(tiny_engine, rows, tmp_path, monkeypatch):
     import extract.pipeline
-    from extract.engine.torch_runtime import load_runtime
+    from extract.engine.runtimes import load_runtime
 
     monkeypatch.setattr(extract.pipeline, "GRACE_S", 0.2)
     reading, released, ended = threading.Event(), threading.Event(), threading.Event()

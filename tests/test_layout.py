@@ -26,6 +26,7 @@ canonical, problems, progress, records, settings, store
 assets, packing, sample, selection, spec
 claims, commits, report, shards, sources
 engine.contract, engine.recipe
+cpu
 text
 engine
 job
@@ -44,7 +45,9 @@ A package stands for all of its modules but those that a line of their own names
 """
 
 HEAVY = {
-    "torch": r"engine\.torch_\w+|engine\.(builder|decoder|device|gguf_import)|shards\.views",
+    "torch": r"engine\.torch_\w+|engine\.(decoder|device|gguf_import|plain|proven)|shards\.views|cpu\.portable\w*",
+    "numba": r"cpu\.portable\w*",
+    "llvmlite": r"cpu\.portable\w*",
     "transformers": r"engine\.(torch_\w+|checkpoint_tokenizer|decoder|gguf_import|model_config|quiet_transformers)"
     r"|text\.(encoders|tokenizer_export)",
     "datasets": r"sources\.hf",
@@ -60,7 +63,9 @@ HEAVY = {
 """Which modules may import a package at all."""
 
 AT_MODULE_LEVEL = {
-    "torch": r"engine\.torch_\w+",
+    "torch": r"engine\.torch_\w+|cpu\.portable\w*",
+    "numba": r"cpu\.portable\w*",
+    "llvmlite": r"cpu\.portable\w*",
     "transformers": r"engine\.torch_\w+",
     "datasets": r"(?!)",
     "gguf": r"(?!)",

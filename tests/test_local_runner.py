@@ -26,7 +26,7 @@ NUM_ROWS, NUM_SHARDS = 40, 10
 
 @pytest.fixture(scope="module")
 def runtime(tiny_engine):
-    from extract.engine.torch_runtime import load_runtime
+    from extract.engine.runtimes import load_runtime
 
     return load_runtime(tiny_engine, threads=1)
 
@@ -61,7 +61,8 @@ class Unreliable:
     """
 
     def __init__(self, runtime, out: Path, unbroken: Path, fault) -> None:
-        self.contract, self._runtime, self._fault = runtime.contract, runtime, fault
+        self.contract, self.arithmetic = runtime.contract, runtime.arithmetic
+        self._runtime, self._fault = runtime, fault
         self._shard_of = {}
         table = open_output(unbroken).table(["row", "input_ids"])
         for row, ids in zip(table.column("row").to_pylist(), table.column("input_ids").to_pylist(), strict=True):

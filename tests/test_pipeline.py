@@ -280,6 +280,7 @@ def test_a_record_names_its_worker_and_where_the_time_went(engine, source, tmp_p
         "engine": contract.engine_id,
         "device": contract.device.name,
         "runtime": f"torch {contract.runtime.version}",
+        "arithmetic": runtime(str(engine)).arithmetic,
         "max_tokens": 100,
         "max_sequences": 9,
     }

@@ -40,7 +40,7 @@ def spec_of(engine: Path, rows: Path, out: Path, **sections) -> JobSpec:
 
 @pytest.fixture(scope="module")
 def runtime(tiny_engine):
-    from extract.engine.torch_runtime import load_runtime
+    from extract.engine.runtimes import load_runtime
 
     return load_runtime(tiny_engine, threads=1)
 
@@ -278,9 +278,9 @@ class Broken:
 
 
 def test_a_finished_job_is_not_touched_and_loads_no_engine(base, tiny_engine, monkeypatch):
-    import extract.engine.torch_runtime
+    import extract.engine.runtimes
 
-    monkeypatch.setattr(extract.engine.torch_runtime, "load_runtime", None)
+    monkeypatch.setattr(extract.engine.runtimes, "load_runtime", None)
     monkeypatch.setattr("extract.runners.local.estimate", None)
     out = base / "out"
     before = crash_rig.everything(out)

@@ -202,7 +202,7 @@ def _serve(requests: BinaryIO, answers: int) -> None:
 
     import extract.cli.check
     import extract.cli.jobs
-    import extract.engine.torch_runtime
+    import extract.engine.runtimes
     import extract.runners.local  # noqa: F401
 
     torch.set_num_threads(1)

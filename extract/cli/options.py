@@ -69,6 +69,7 @@ JOB_OPTIONS = (
     JobOption("run", "max_sequences", "--max-sequences", "Most sequences of one forward pass.", "SEQUENCES"),
     JobOption("run", "max_tokens", "--max-tokens", "Token budget of one forward pass.", "TOKENS"),
     JobOption("run", "threads", "--threads", "CPU threads of the forward pass.", "THREADS"),
+    JobOption("run", "share", "--share/--no-share", "Compute common prefixes and duplicates of a pass once."),
     JobOption("run", "overlap", "--overlap/--sequential", "Tokenise and write beside the forward pass."),
 )
 
@@ -84,7 +85,7 @@ NONE_MEANS = {
     "revision": "main",
     "rows": "all",
     "rows_per_shard": "chosen by size",
-    "threads": "all that this process may use",
+    "threads": "the engine's number, else all that this process may use",
 }
 """What an option that is not given stands for, where the spec's default does not say it."""
 

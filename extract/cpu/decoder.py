@@ -77,6 +77,7 @@ class PackedDecoder:
         max_positions: longest sequence that will come.
         micro_batch: tokens that one thread carries through all layers.
         threads: how many micro-batches run at once.
+        max_kept: most tokens of a pass that are computed before the others and kept.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class PackedDecoder:
         max_positions: int,
         micro_batch: int,
         threads: int,
+        max_kept: int = 0,
     ) -> None:
         self.architecture = architecture
         self.kernels = kernels
@@ -99,7 +101,9 @@ class PackedDecoder:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="extract-decoder", initializer=kernels.enter_thread)
         numbers = range(len(architecture.layers))
         self._layers = list(self._pool.map(lambda number: self._pack(weights, number), numbers))
-        self._spaces = [Workspace(architecture, kernels, max(micro_batch, max_positions)) for _ in range(threads)]
+        rows = max(micro_batch, max_positions)
+        self._spaces = [Workspace(architecture, kernels, rows) for _ in range(threads)]
+        self._kept_space = Workspace(architecture, kernels, max(rows, max_kept)) if max_kept else None
         self._kept: list[Matrix] = []
         self._kept_rows = 0
 
@@ -111,8 +115,9 @@ class PackedDecoder:
         """Final-norm states [plan.num_outputs, H] of one pass, in the order of the plan's outputs."""
         out: Float32 = np.empty((plan.num_outputs, self.architecture.hidden_size), np.float32)
         if plan.kept is not None:
+            assert self._kept_space is not None
             self._reserve(len(plan.kept.input_ids))
-            self._pool.submit(self._forward, plan.kept, self._spaces[0], out, keep=True).result()
+            self._pool.submit(self._forward, plan.kept, self._kept_space, out, keep=True).result()
         todo = _Shared(iter(plan.micro_batches))
 
         def work(space: Workspace) -> None:

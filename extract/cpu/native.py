@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from extract.cpu.architecture import Activation
+from extract.cpu.huge_pages import HugePages
 from extract.cpu.kernels import (
     AttentionShape,
     Float32,
@@ -48,12 +49,14 @@ class NoNativeKernels(EngineRefused):
 class NativeLinear(Linear):
     """Panels of 64 columns."""
 
-    def __init__(self, precision: Precision, num_outputs: int, num_inputs: int, num_columns: int) -> None:
+    def __init__(
+        self, pages: HugePages, precision: Precision, num_outputs: int, num_inputs: int, num_columns: int
+    ) -> None:
         self.num_outputs, self.num_inputs = num_outputs, num_inputs
         self.padded = _padded(precision, num_inputs)
         self.columns = _up(num_columns, PANEL)
         self.groups = self.padded * _BYTES[precision] // 4
-        self.panels = _zeros(self.columns // PANEL * self.groups * PANEL * 4)
+        self.panels = pages.zeros(self.columns // PANEL * self.groups * PANEL * 4)
         self.scale = np.zeros(self.columns, np.float32)
         self.offset = np.zeros(self.columns, np.int32)
         self.bias: Float32 | None = None
@@ -69,14 +72,14 @@ class NativeLinear(Linear):
 class NativeOperand(Operand):
     """Rows of `stride` bytes; int8 with a scale a row and float rows to round from."""
 
-    def __init__(self, precision: Precision, rows: int, width: int) -> None:
+    def __init__(self, pages: HugePages, precision: Precision, rows: int, width: int) -> None:
         self.width = width
         self.padded = _padded(precision, width)
         self.stride = _spread(self.padded * _BYTES[precision])
-        self.data = _zeros((rows + SPARE_ROWS) * self.stride)
+        self.data = pages.zeros((rows + SPARE_ROWS) * self.stride)
         self.scale = np.zeros(rows + SPARE_ROWS, np.float32)
         self.row_stride = self.padded
-        self.rows = np.zeros((rows if precision == "int8" else 0) * self.row_stride, np.float32)
+        self.rows = pages.zeros((rows if precision == "int8" else 0) * self.row_stride * 4)
         self.left = (_address(self.data), self.stride, _address(self.scale))
         self.out = (*self.left, self.padded, _address(self.rows), self.row_stride)
 
@@ -84,11 +87,11 @@ class NativeOperand(Operand):
 class NativeMatrix(Matrix):
     """Float32 or bfloat16 rows."""
 
-    def __init__(self, rows: int, width: int, *, bf16: bool) -> None:
+    def __init__(self, pages: HugePages, rows: int, width: int, *, bf16: bool) -> None:
         self.bf16 = bf16
         size = 2 if bf16 else 4
         self.stride = _spread(_up(width * size, 64))
-        raw = _zeros((rows + SPARE_ROWS) * self.stride).view(np.uint16 if bf16 else np.float32)
+        raw = pages.zeros((rows + SPARE_ROWS) * self.stride).view(np.uint16 if bf16 else np.float32)
         self.array = raw.reshape(rows + SPARE_ROWS, -1)[:rows, :width]
         self.at = _address(raw)
 
@@ -108,6 +111,7 @@ class NativeKernels:
         assert library.functions is not None
         self.precision = precision
         self._code = _CODE[precision]
+        self._pages = HugePages()
         self._bf16_heads = precision == "bfloat16" or (precision == "int8" and library.bfloat16)
         functions = library.functions
         self._pack = _function(functions, "pack", "iipiiipiipp")
@@ -127,7 +131,7 @@ class NativeKernels:
     def pack(self, blocks: Sequence[Weights], bias: Float32 | None) -> Linear:
         """See `Kernels.pack`."""
         num_outputs = sum(len(block) for block in blocks)
-        linear = NativeLinear(self.precision, num_outputs, blocks[0].shape[1], num_outputs)
+        linear = NativeLinear(self._pages, self.precision, num_outputs, blocks[0].shape[1], num_outputs)
         first = 0
         for block in blocks:
             self._fill(linear, block, first, 0)
@@ -142,7 +146,7 @@ class NativeKernels:
     ) -> Linear:
         """See `Kernels.pack_gated`: 16 columns of the gate and 16 of the other half by turns."""
         width = len(gate)
-        linear = NativeLinear(self.precision, width, gate.shape[1], 2 * _up(width, 16))
+        linear = NativeLinear(self._pages, self.precision, width, gate.shape[1], 2 * _up(width, 16))
         linear.activation = _ACTIVATION[activation]
         self._fill(linear, gate, 0, 1)
         self._fill(linear, up, 0, 2)
@@ -166,15 +170,15 @@ class NativeKernels:
 
     def operand(self, rows: int, width: int) -> Operand:
         """See `Kernels.operand`."""
-        return NativeOperand(self.precision, rows, width)
+        return NativeOperand(self._pages, self.precision, rows, width)
 
     def heads(self, rows: int, width: int) -> Matrix:
         """See `Kernels.heads`."""
-        return NativeMatrix(rows, width, bf16=self._bf16_heads)
+        return NativeMatrix(self._pages, rows, width, bf16=self._bf16_heads)
 
     def matrix(self, rows: int, width: int) -> Matrix:
         """See `Kernels.matrix`."""
-        return NativeMatrix(rows, width, bf16=False)
+        return NativeMatrix(self._pages, rows, width, bf16=False)
 
     def embed(self, table: Weights, ids: Int32, scale: float, x: Float32) -> None:
         """See `Kernels.embed`."""
@@ -329,10 +333,3 @@ def _padded(precision: Precision, width: int) -> int:
 def _spread(stride: int) -> int:
     """Rows a multiple of 512 bytes apart would share few sets of the cache."""
     return stride + 64 if stride % 512 == 0 else stride
-
-
-def _zeros(size: int) -> Any:
-    """`size` bytes, aligned to 64."""
-    raw = np.zeros(size + 64, np.uint8)
-    start = -raw.ctypes.data % 64
-    return raw[start : start + size]

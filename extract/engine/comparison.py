@@ -22,7 +22,8 @@ from extract.shards.values import value_type
 from extract.spec import ValueType
 
 if TYPE_CHECKING:
-    from extract.engine.torch_runtime import TorchRuntime
+    from extract.engine.contract import Runtime
+    from extract.engine.plain import PlainStates
 
 NUM_PASSAGES = 24
 NUM_PROBE_SEQUENCES = 4
@@ -40,17 +41,6 @@ class NotFaithful(CheckpointRefused):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlainStates:
-    """What the plain model says, in the precision that memory allows."""
-
-    dtype: str
-    ids: list[list[int]]
-    states: list[Float32]
-    max_positions: int | None
-    notes: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """The engine and the plain model on the build's passages."""
 
@@ -59,13 +49,13 @@ class Comparison:
     measured: Measured
 
 
-def compare(runtime: "TorchRuntime", plain: PlainStates, name: str) -> Comparison:
+def compare(runtime: "Runtime", plain: "PlainStates", name: str) -> Comparison:
     """Run the engine over the plain model's rows and say how near it is; `name` is the checkpoint's, for the message.
 
     Raises:
         NotFaithful: it differs by more than the proof's bound, where both compute in the same precision.
     """
-    from extract.engine.torch_runtime import states_of
+    from extract.engine.replay import states_of
 
     contract = runtime.contract
     states_of(runtime, plain.ids[:2])  # the first pass allocates
@@ -76,11 +66,16 @@ def compare(runtime: "TorchRuntime", plain: PlainStates, name: str) -> Compariso
     flat = np.concatenate(found)
     cosine = cosines(flat, np.concatenate(plain.states))
     worst, bound = max(errors), contract.fidelity.bound
-    if contract.precision.weights == plain.dtype:  # the proof's own question, on real text
+    if contract.precision.activations == plain.dtype:  # the proof's own question, on real text
         if worst > bound:
             raise NotFaithful(name=name, found=worst, expected=bound)
+    elif contract.runtime.decoder == "own":
+        if worst > bound:
+            raise NotFaithful(name=name, found=worst, expected=bound)
+        bound = BOUND_MARGIN * worst
     else:
         bound = max(bound, BOUND_MARGIN * worst)
+    divergence, top1 = (None, None) if plain.head is None else plain.head.compare(flat, np.concatenate(plain.states))
     probe = [
         ProbeSequence(input_ids=tuple(ids), projection=_rounded(states))
         for ids, states in zip(plain.ids, plain.states, strict=True)
@@ -93,6 +88,8 @@ def compare(runtime: "TorchRuntime", plain: PlainStates, name: str) -> Compariso
             cosine_mean=float(cosine.mean()),
             cosine_min=float(cosine.min()),
             bound=bound,
+            kl_mean=divergence,
+            top1=top1,
         ),
         probe=Probe(tolerance=max(10 * bound, 1e-4), sequences=tuple(probe[:NUM_PROBE_SEQUENCES])),
         measured=Measured(tokens_per_s=round(len(flat) / elapsed, 1), stored_ratio=_stored_ratios(flat)),

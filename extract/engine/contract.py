@@ -42,6 +42,12 @@ class EngineDoesNotFit(EngineRefused):
     template = "{path}: this engine needs {field} {expected}, this machine has {found}. {advice}"
 
 
+class OutputDiffers(EngineRefused):
+    """The states have another width or type than the contract says."""
+
+    template = "{path}: the states have {field} {found}, the contract says {expected}. Build the engine again."
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointIdentity:
     """Which weights an engine was made from."""
@@ -69,6 +75,12 @@ class RuntimeIdentity:
     layout: Literal["packed", "dense"]
     """packed: any sequences end to end; dense: only equal-length sequences share a pass."""
     attention: str
+    decoder: Literal["own", "transformers"] = "transformers"
+    """own: our packed decoder for a CPU, from `decoder.json`; transformers: the family's own model."""
+    micro_batch: int | None = None
+    """Tokens that one thread of the own decoder carries through all layers."""
+    threads: int | None = None
+    """Threads of a run that names no number; `None` is as many as it may use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +177,10 @@ class Fidelity:
     cosine_min: float
     bound: float
     """Relative error that a row may have and still be called right."""
+    kl_mean: float | None = None
+    """Mean KL divergence of the next token's distribution, in nats; `None` where no tied head can tell."""
+    top1: float | None = None
+    """Part of the tokens whose most likely next token is the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,6 +243,10 @@ class Runtime(Protocol):
 
     contract: Contract
 
+    @property
+    def arithmetic(self) -> str:
+        """What computes, as far as it decides the last bits of a state."""
+
     def hidden_states(self, batch: TokenBatch, kind: OutputKind) -> States:
         """Final-norm states of one pass.
 
@@ -236,6 +256,9 @@ class Runtime(Protocol):
         Raises:
             PassOutOfMemory: the pass does not fit; a smaller one may.
         """
+
+    def close(self) -> None:
+        """Give back what the runtime holds beside memory."""
 
 
 class PassOutOfMemory(ExtractError):

@@ -1,9 +1,13 @@
-"""What this machine computes on, and whether an engine committed to a device may run here. Imports torch."""
+"""What this machine computes on, and whether an engine committed to a device may run here.
+
+Asks torch about cards only, and about a CPU where the system does not list its flags: importing it costs a second.
+"""
 
 import platform
 from functools import lru_cache
 from pathlib import Path
 
+from extract.cpu.cpu_flags import cpu_flags, cpu_name
 from extract.engine.contract import Contract, Device, EngineDoesNotFit
 
 CPU_LEVELS = ("baseline", "avx2", "avx512", "avx512_bf16")
@@ -24,12 +28,12 @@ def this_device(kind: str, asked_by: object = "recipe", advice: str = BUILD_FOR_
     Raises:
         EngineDoesNotFit: "cuda" without a usable card.
     """
+    if kind == "cpu":
+        return Device(type="cpu", name=cpu_name(), instruction_set=cpu_level())
     import torch
 
     if kind == "auto":
-        kind = "cuda" if torch.cuda.is_available() else "cpu"
-    if kind == "cpu":
-        return Device(type="cpu", name=_cpu_name(), instruction_set=cpu_level())
+        return this_device("cuda" if torch.cuda.is_available() else "cpu", asked_by, advice)
     if not torch.cuda.is_available():
         raise EngineDoesNotFit(
             path=asked_by,
@@ -45,21 +49,20 @@ def this_device(kind: str, asked_by: object = "recipe", advice: str = BUILD_FOR_
 @lru_cache(maxsize=1)
 def cpu_level() -> str:
     """The highest of CPU_LEVELS that this CPU has; other architectures give their own name."""
-    import torch
-
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return platform.machine().lower()
-    capability = torch.backends.cpu.get_cpu_capability()
-    if capability.startswith("AVX512"):
-        has_bf16 = "avx512_bf16" in _cpu_flags()
-        return "avx512_bf16" if has_bf16 else "avx512"
-    return "avx2" if capability.startswith("AVX2") else "baseline"
+    flags = cpu_flags() or _flags_of_torch()
+    if flags >= {"avx512f", "avx512bw", "avx512dq", "avx512vl"}:
+        return "avx512_bf16" if "avx512_bf16" in flags else "avx512"
+    return "avx2" if flags >= {"avx2", "fma"} else "baseline"
 
 
 def computes_in(device: Device, dtype: str) -> bool:
     """Whether the device has arithmetic for `dtype` that is faster than float32's."""
     if dtype == "float32":
         return True
+    if dtype == "int8":
+        return device.type == "cpu"
     if device.type == "cuda":
         return dtype == "float16" or float(device.compute_capability or 0) >= 8.0
     return dtype == "bfloat16" and device.instruction_set in ("avx512_bf16", "aarch64", "arm64")
@@ -98,20 +101,11 @@ def _has(found: str | None, needed: str | None) -> bool:
     return found == needed
 
 
-def _cpu_info() -> str:
-    path = Path("/proc/cpuinfo")
-    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+def _flags_of_torch() -> frozenset[str]:
+    """What torch found, where the system lists no flags."""
+    import torch
 
-
-def _cpu_flags() -> set[str]:
-    for line in _cpu_info().splitlines():
-        if line.startswith("flags"):
-            return set(line.partition(":")[2].split())
-    return set()
-
-
-def _cpu_name() -> str:
-    for line in _cpu_info().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    capability = torch.backends.cpu.get_cpu_capability()
+    if capability.startswith("AVX512"):
+        return frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"})
+    return frozenset({"avx2", "fma"}) if capability.startswith("AVX2") else frozenset()

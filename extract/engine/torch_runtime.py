@@ -1,10 +1,11 @@
 """The torch runtime: an engine directory on this machine's CPU or card -> `hidden_states` of token batches.
 
-Loading checks, in this order: contract, file hashes, device, weights' loading report, width and type of the states, and
-the probe. Only then does it compute. The plain model (`PlainModel`) is the same weights in transformers' own forward,
+Loading checks the weights' loading report and the width and type of the states; `extract.engine.runtimes` does the rest
+of the checking, before and after. The plain model (`PlainModel`) is the same weights in transformers' own forward,
 one row at a time, and serves every comparison.
 """
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,35 +16,14 @@ import torch
 from extract.engine.contract import (
     Contract,
     EngineChanged,
+    OutputDiffers,
     PassOutOfMemory,
-    check_files,
-    read_contract,
 )
-from extract.engine.device import check_device
-from extract.engine.probe import Float32, as_rows, projection, relative_error
+from extract.engine.probe import Float32
 from extract.engine.torch_decoder import PROBE_IDS, TorchDecoder, vocab_size
 from extract.engine.torch_final_norm import find_final_norm
-from extract.errors import EngineRefused
-from extract.packing import TokenBudget, pack
-from extract.records import States, TokenBatch, TokenRows
-from extract.shards.values import as_float32
+from extract.records import States, TokenBatch
 from extract.spec import OutputKind
-
-
-class ProbeFailed(EngineRefused):
-    """The engine's numbers on this machine are not those of its build."""
-
-    template = (
-        "{path}: probe sequence {sequence} differs from the contract by {found:.1e} (relative), at most {expected:.1e} "
-        "expected. This machine or its libraries (torch {torch}, built with {built}) give other numbers: "
-        "build the engine again here."
-    )
-
-
-class OutputDiffers(EngineRefused):
-    """The states have another width or type than the contract says."""
-
-    template = "{path}: the states have {field} {found}, the contract says {expected}. Build the engine again."
 
 
 class TorchRuntime:
@@ -53,6 +33,11 @@ class TorchRuntime:
         self.contract = contract
         self._decoder = decoder
         self._device = decoder.device
+
+    @property
+    def arithmetic(self) -> str:
+        """Torch, as its version in the contract and the device make it."""
+        return "torch"
 
     def hidden_states(self, batch: TokenBatch, kind: OutputKind) -> States:
         """Final-norm states of one pass: [T, H] for "tokens", else [B, H]; see `Runtime.hidden_states`."""
@@ -75,23 +60,21 @@ class TorchRuntime:
         self._decoder.close()
 
 
-def load_runtime(directory: Path, *, threads: int | None = None) -> TorchRuntime:
-    """Open an engine directory on this machine.
+def open_torch_runtime(directory: Path, contract: Contract, *, threads: int | None = None) -> TorchRuntime:
+    """Load the weights of an engine directory and look at what comes out of them.
+
+    Args:
+        directory: an engine whose files and device have been checked.
+        contract: its contract.
+        threads: torch's; `None`: the contract's number, else as many as this process may use.
 
     Raises:
-        EngineRefused: no contract, another format version, changed files, another device, missing instructions, other
-            weights, width or type, or a failed probe. Each message says found, expected and what to do.
+        EngineRefused: other weights, width or type than the contract says.
     """
-    contract = read_contract(directory)
-    check_device(directory, contract)
-    check_files(directory, contract)
-    if threads is not None:
-        torch.set_num_threads(threads)
+    torch.set_num_threads(threads or contract.runtime.threads or len(os.sched_getaffinity(0)))
     decoder = open_decoder(directory, contract)
     check_output(directory, contract, decoder)
-    runtime = TorchRuntime(contract, decoder)
-    replay_probe(directory, runtime)
-    return runtime
+    return TorchRuntime(contract, decoder)
 
 
 def open_decoder(directory: Path, contract: Contract) -> TorchDecoder:
@@ -142,51 +125,6 @@ def check_output(directory: Path, contract: Contract, decoder: TorchDecoder) -> 
         expected = getattr(contract.output, field)
         if found != expected:
             raise OutputDiffers(path=directory, field=field, found=found, expected=expected)
-
-
-def replay_probe(directory: Path, runtime: TorchRuntime) -> None:
-    """Run the contract's probe sequences and compare their digest values.
-
-    Raises:
-        ProbeFailed: a sequence differs by more than the contract's tolerance.
-    """
-    probe = runtime.contract.probe
-    sequences = [sequence.input_ids for sequence in probe.sequences]
-    states = states_of(runtime, sequences)
-    for number, (sequence, found) in enumerate(zip(probe.sequences, states, strict=True)):
-        error = relative_error(projection(found), np.array(sequence.projection, np.float32))
-        if error > probe.tolerance:
-            raise ProbeFailed(
-                path=directory,
-                sequence=number,
-                found=error,
-                expected=probe.tolerance,
-                torch=torch.__version__,
-                built=runtime.contract.runtime.version,
-            )
-
-
-def states_of(runtime: TorchRuntime, sequences: Sequence[Sequence[int]]) -> list[Float32]:
-    """float32 [L, H] of each sequence, packed within the engine's limits as a run would."""
-    lengths = [len(sequence) for sequence in sequences]
-    rows = TokenRows(
-        source_index=np.arange(len(sequences), dtype=np.int32),
-        chunk=np.zeros(len(sequences), np.int32),
-        outcome=np.zeros(len(sequences), np.uint8),
-        num_tokens_original=np.array(lengths, np.int32),
-        offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-        input_ids=np.array([token for sequence in sequences for token in sequence], np.int32),
-    )
-    limits, layout = runtime.contract.limits, runtime.contract.runtime.layout
-    budget = TokenBudget(
-        max_tokens=limits.max_tokens, max_sequences=limits.max_sequences, equal_length=layout == "dense"
-    )
-    found: list[Float32] = [np.zeros((0, 0), np.float32)] * len(sequences)
-    for batch in pack(rows, budget):
-        states = as_float32(runtime.hidden_states(batch, "tokens"))
-        for member, one in zip(batch.members, as_rows(states, batch.lengths.tolist()), strict=True):
-            found[int(member)] = one
-    return found
 
 
 class PlainModel:

@@ -4,11 +4,24 @@ Rows are random token ids from a seed, so the same trial on another machine trie
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from extract.engine.contract import Proof
 from extract.engine.torch_decoder import Layout, TorchDecoder
+from extract.engine.torch_packed_pass import Boundaries
+
+
+class Decoder(Protocol):
+    """What is tried."""
+
+    @property
+    def layout(self) -> Layout:
+        """How sequences share a pass."""
+
+    def states(self, input_ids: torch.Tensor, cu_seqlens: Boundaries) -> torch.Tensor:
+        """[T, H] of one pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +53,17 @@ class Draw:
         return torch.randint(self._vocab, (length,), generator=self._generator)
 
 
-def plain_rows(plain: TorchDecoder, ids: list[torch.Tensor], max_tokens: int) -> Rows:
-    """The states of each row alone, in a dense decoder with the family's own attention."""
+def plain_rows(plain: TorchDecoder, ids: list[torch.Tensor], max_tokens: int, *, noise: bool = True) -> Rows:
+    """The states of each row alone, in a dense decoder with the family's own attention; `noise`: measure it too."""
     states = [plain.states(row, [0, len(row)]) for row in ids]
-    noise = 0.0
-    for row, state in zip(ids, states, strict=True):
+    moved = 0.0
+    for row, state in zip(ids, states, strict=True) if noise else ():
         copies = min(2, max(1, max_tokens // len(row)))
-        noise = max(noise, relative_error(_run(plain, [row] * copies)[-1], state))
-    return Rows(ids, states, noise)
+        moved = max(moved, relative_error(_run(plain, [row] * copies)[-1], state))
+    return Rows(ids, states, moved)
 
 
-def try_layout(decoder: TorchDecoder, rows: Rows, draw: Draw, max_input_tokens: int, max_tokens: int) -> Proof:
+def try_layout(decoder: Decoder, rows: Rows, draw: Draw, max_input_tokens: int, max_tokens: int) -> Proof:
     """Compare `decoder` with the plain states, with a neighbour changed, and with a row moved through a full pass."""
     plain = neighbour = 0.0
     for members in _passes(decoder.layout, rows, max_tokens):
@@ -91,7 +104,7 @@ def _passes(layout: Layout, rows: Rows, max_tokens: int) -> list[list[int]]:
     return passes
 
 
-def _moved(decoder: TorchDecoder, rows: Rows, draw: Draw, max_input_tokens: int, max_tokens: int) -> float:
+def _moved(decoder: Decoder, rows: Rows, draw: Draw, max_input_tokens: int, max_tokens: int) -> float:
     """A row at both ends of the fullest pass, against the plain model."""
     chosen = max(range(len(rows.ids)), key=lambda index: len(rows.ids[index]))
     row = rows.ids[chosen]
@@ -107,7 +120,7 @@ def _moved(decoder: TorchDecoder, rows: Rows, draw: Draw, max_input_tokens: int,
     return max(relative_error(states[0], rows.plain[chosen]), relative_error(states[-1], rows.plain[chosen]))
 
 
-def _run(decoder: TorchDecoder, ids: list[torch.Tensor]) -> list[torch.Tensor]:
+def _run(decoder: Decoder, ids: list[torch.Tensor]) -> list[torch.Tensor]:
     lengths = [len(row) for row in ids]
     bounds = torch.tensor([0, *lengths]).cumsum(0)
     return list(torch.split(decoder.states(torch.cat(ids), bounds), lengths))

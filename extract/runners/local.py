@@ -4,7 +4,6 @@ Nothing needed for correctness lives here. A second process on the same director
 at any moment costs the shard in flight.
 """
 
-import os
 import signal
 import threading
 import time
@@ -122,10 +121,10 @@ def run_in(
     found = estimate(plan, job.source, job.tokenizer, directory.root)
     check_space(found, plan, directory.root, sum(commit.num_bytes for commit in read_commits(directory.commits)))
     if runtime is None:
-        from extract.engine.torch_runtime import load_runtime
+        from extract.engine.runtimes import load_runtime
 
         progress.say(f"loading {job.engine}")
-        runtime = load_runtime(job.engine, threads=plan.spec.run.threads or len(os.sched_getaffinity(0)))
+        runtime = load_runtime(job.engine, threads=plan.spec.run.threads, share=plan.spec.run.share)
     rows_before = sum(stop - start for start, stop in map(plan.rows_of, done)) if plan.num_rows is not None else 0
     progress.expect(plan.num_rows, rows_before)
     claims = Claims(directory.claims)

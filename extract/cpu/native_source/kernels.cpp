@@ -61,7 +61,7 @@ EXPORT void extract_pack(int precision, int type, const void *source, int rows, 
             if (precision != INT8) put_row(precision, row, width, to, nullptr, padded);
             else {
                 float s;
-                put_row(INT8, row, width, to, &s, padded);
+                put_int8(row, width, to, &s, padded, true);
                 int32_t sum = 0;
                 for (int k = 0; k < padded; k++) {
                     const int q = (int)(uint8_t)to[k] - 128;
@@ -73,16 +73,8 @@ EXPORT void extract_pack(int precision, int type, const void *source, int rows, 
             }
         }
         const size_t bytes = (size_t)padded * bytes_of(precision);
-        if (column % LANES == 0) {
-            uint32_t *to = (uint32_t *)panels + (size_t)(column / PANEL) * groups * PANEL + column % PANEL;
-            for (int g = 0; g < groups; g++)
-                for (int r = 0; r < count; r++) memcpy(to + (size_t)g * PANEL + r, line + r * bytes + (size_t)g * 4, 4);
-        } else
-            for (int r = 0; r < count; r++) {
-                const int c = column + r;
-                uint32_t *to = (uint32_t *)panels + (size_t)(c / PANEL) * groups * PANEL + c % PANEL;
-                for (int g = 0; g < groups; g++) memcpy(to + (size_t)g * PANEL, line + r * bytes + (size_t)g * 4, 4);
-            }
+        for (int g = 0; g < groups; g++)
+            for (int r = 0; r < count; r++) memcpy(panels + place(column + r, g, groups), line + r * bytes + (size_t)g * 4, 4);
     }
 }
 

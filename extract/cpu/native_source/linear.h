@@ -32,15 +32,26 @@ static inline void dequantize(float *block, int ldc, int count, int cols, int fi
     }
 }
 
-// For every block of the product: after(first row, rows, first column, columns, block, floats a block row).
+// Part `part` of `parts` of a block's weights on their way from memory: the hardware does not foresee the next block.
+template <int COLS> static inline void fetch(const char *b, int groups, int part, int parts) {
+    constexpr int bytes = COLS / LANES * SQUARE_BYTES;
+    const int steps = groups / STEP_GROUPS, lines = steps * (bytes / 64);
+    for (int line = lines * part / parts; line < lines * (part + 1) / parts; line++)
+        __builtin_prefetch(b + (size_t)(line / (bytes / 64)) * PANEL_STEP_BYTES + line % (bytes / 64) * 64, 0, 2);
+}
+
+// For every block of the product: after(first row, rows, first column, block), a block row is Tile::cols floats.
 template <class Tile, bool INTEGERS, class After>
 static inline void multiply(const Left &a, int n, const Right &w, After &&after) {
     alignas(64) float block[MOST_ROWS * PANEL];
-    const size_t panel_bytes = (size_t)w.groups * ROW_BYTES;
+    const int parts = (n + Tile::rows - 1) / Tile::rows;
     for (int column = 0; column < w.columns; column += Tile::cols) {
-        const char *b = w.panels + (size_t)(column / PANEL) * panel_bytes + (column % PANEL) * GROUP_BYTES;
+        const char *b = w.panels + place(column, 0, w.groups);
+        const char *next = w.panels + place(column + Tile::cols, 0, w.groups);
+        const bool more = column + Tile::cols < w.columns;
         for (int row = 0; row < n; row += Tile::rows) {
             const int count = n - row < Tile::rows ? n - row : Tile::rows;
+            if (more) fetch<Tile::cols>(next, w.groups, row / Tile::rows, parts);
             Tile::run(a.data + row * a.stride, a.stride, b, w.groups, block, Tile::cols);
             if (INTEGERS) dequantize(block, Tile::cols, count, Tile::cols, row, column, a, w);
             if (w.bias)

@@ -25,44 +25,50 @@ static inline void hadamard(float *v) {
     store(v, a + c); store(v + 16, b + d); store(v + 32, a - c); store(v + 48, b - d);
 }
 
+// One row of `width` floats -> bytes with zero point 128, rotated in blocks of 64 (in `v`), padded with zeros to `padded`.
+// Scaled by its largest magnitude, or by 1e-30 if that is more; a row that is not finite gets the scale NaN. Weights are
+// divided by the scale, other rows multiplied by its inverse: bit for bit what the portable kernels do.
+static inline void put_int8(float *v, int width, char *out, float *scale, int padded, bool weights) {
+    memset(v + width, 0, (padded - width) * sizeof(float));
+    Floats most{}, bad{};
+    for (int k = 0; k < padded; k += PANEL) {
+        hadamard(v + k);
+        for (int j = 0; j < PANEL; j += LANES) {
+            Floats t = load(v + k + j);
+            most = larger(most, magnitude(t));
+            bad += t * 0.f;
+        }
+    }
+    float top = max_of(most);
+    top = top > 1e-30f ? top : 1e-30f;
+    const float per = top / 127.f, inverse = 127.f / top;
+    *scale = per + sum_of(bad);
+    for (int k = 0; k < padded; k += LANES) {
+        const Floats scaled = weights ? load(v + k) / per : load(v + k) * inverse;
+#if defined(__AVX512F__)
+        __m512i q = _mm512_add_epi32(_mm512_cvtps_epi32((__m512)scaled), _mm512_set1_epi32(128));
+        _mm_storeu_si128((__m128i *)(out + k), _mm512_cvtepi32_epi8(q));
+#else
+        Ints q = __builtin_convertvector(nearest(scaled), Ints) + 128;
+        Bytes bytes = __builtin_convertvector(q, Bytes);
+        memcpy(out + k, &bytes, sizeof bytes);
+#endif
+    }
+}
+
 // One row of `width` floats -> the left side's type, padded with zeros to `padded` values. Changes `v` where it rotates.
-// int8: rotated in blocks of 64, symmetric, stored with zero point 128; a row that is not finite gets the scale NaN.
 static inline void put_row(int precision, float *v, int width, char *out, float *scale, int padded) {
-    int k = 0;
     if (precision == FLOAT32) {
         memcpy(out, v, width * sizeof(float));
         memset(out + width * sizeof(float), 0, (padded - width) * sizeof(float));
     } else if (precision == BFLOAT16) {
         uint16_t *to = (uint16_t *)out;
+        int k = 0;
         for (; k + LANES <= width; k += LANES) store_bf16(to + k, load(v + k));
         if (k < width) store_bf16_part(to + k, load_part(v + k, width - k), width - k);
         memset(to + width, 0, (padded - width) * sizeof(uint16_t));
-    } else {
-        memset(v + width, 0, (padded - width) * sizeof(float));
-        Floats most{}, bad{};
-        for (k = 0; k < padded; k += PANEL) {
-            hadamard(v + k);
-            for (int j = 0; j < PANEL; j += LANES) {
-                Floats t = load(v + k + j);
-                most = larger(most, magnitude(t));
-                bad += t * 0.f;
-            }
-        }
-        float top = max_of(most);
-        top = top > 1e-12f ? top : 1e-12f;
-        *scale = top / 127.f + sum_of(bad);
-        const float per = 127.f / top;
-        for (k = 0; k < padded; k += LANES) {
-#if defined(__AVX512F__)
-            __m512i q = _mm512_add_epi32(_mm512_cvtps_epi32((__m512)(load(v + k) * per)), _mm512_set1_epi32(128));
-            _mm_storeu_si128((__m128i *)(out + k), _mm512_cvtepi32_epi8(q));
-#else
-            Ints q = __builtin_convertvector(nearest(load(v + k) * per), Ints) + 128;
-            Bytes bytes = __builtin_convertvector(q, Bytes);
-            memcpy(out + k, &bytes, sizeof bytes);
-#endif
-        }
-    }
+    } else
+        put_int8(v, width, out, scale, padded, false);
 }
 
 // Heads are floats or bfloat16 bits.

@@ -1,24 +1,33 @@
 // Micro-kernels: a few rows of the left side times a block of columns of packed weights.
 //
 // The left side is row-major; its rows are read in groups of four bytes along k (one float, two bfloat16, four bytes).
-// Weights lie in panels of 64 columns: panel [groups][64] of four-byte words, the same for every kernel here, because
-// that is also how AMX wants them. A tile may read rows past the last one (buffers have spare rows); it never writes any.
+// The right side lies in panels of 64 columns, a panel in steps of 16 groups, a step in 4 squares of 16 groups by 16
+// columns of four-byte words: a square is a kilobyte in a row, what one AMX tile holds, and as good for the others.
+// A tile may read rows past the last one (buffers have spare rows); it never writes any.
 #pragma once
 #include "vectors.h"
 
 constexpr int PANEL = 64;
 constexpr int GROUP_BYTES = 4;
-constexpr int ROW_BYTES = PANEL * GROUP_BYTES;  // one k-group of a panel
-constexpr int STEP_BYTES = 64;                  // k is padded to this many bytes of a left row
+constexpr int STEP_GROUPS = 16;
+constexpr int STEP_BYTES = STEP_GROUPS * GROUP_BYTES;  // k is padded to this many bytes of a left row
+constexpr int SQUARE_BYTES = STEP_GROUPS * LANES * GROUP_BYTES;
+constexpr int PANEL_STEP_BYTES = PANEL / LANES * SQUARE_BYTES;
 constexpr int MOST_ROWS = 32;
 
 enum Precision { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2 };
 static inline int bytes_of(int precision) { return precision == FLOAT32 ? 4 : precision == BFLOAT16 ? 2 : 1; }
 
-static inline void prefetch(const char *p) { __builtin_prefetch(p, 0, 2); }
+// Where the word of a column and a k-group lies, in bytes from the panels' begin.
+static inline size_t place(int column, int group, int groups) {
+    const size_t step = (size_t)(column / PANEL) * (groups / STEP_GROUPS) + group / STEP_GROUPS;
+    return step * PANEL_STEP_BYTES + column % PANEL / LANES * SQUARE_BYTES + (group % STEP_GROUPS * LANES + column % LANES) * GROUP_BYTES;
+}
 
-// c[rows][ldc] = a [rows, groups] times b.
+// c[rows][ldc] = a [rows, groups] times b, where b is the place of the block's first column.
 struct Float32Tile {
+    // Sums of at most this many products at a time, then a sum of these: half the rounding error of one long sum.
+    static constexpr int SUM_GROUPS = 128;
     static constexpr int rows = 6;
 #if defined(__AVX512F__)
     static constexpr int cols = 64;
@@ -26,21 +35,34 @@ struct Float32Tile {
     static constexpr int cols = 16;
 #endif
     static inline void run(const char *a, size_t lda, const char *b, int groups, float *c, int ldc) {
+        for (int step = 0; step < groups; step += SUM_GROUPS) {
+            const int count = groups - step < SUM_GROUPS ? groups - step : SUM_GROUPS;
+            part(a, lda, b, count, c, ldc, step > 0);
+            a += (size_t)SUM_GROUPS * GROUP_BYTES;
+            b += (size_t)SUM_GROUPS / STEP_GROUPS * PANEL_STEP_BYTES;
+        }
+    }
+
+  private:
+    static inline void part(const char *a, size_t lda, const char *b, int groups, float *c, int ldc, bool add) {
         constexpr int wide = cols / LANES;
         Floats sum[rows][wide] = {};
-        for (int k = 0; k < groups; k++) {
-            const float *bk = (const float *)(b + (size_t)k * ROW_BYTES);
-            Floats right[wide];
-            for (int j = 0; j < wide; j++) right[j] = load(bk + j * LANES);
+        for (int step = 0; step < groups; step += STEP_GROUPS, b += PANEL_STEP_BYTES, a += STEP_BYTES)
+            for (int k = 0; k < STEP_GROUPS; k++) {
+                Floats right[wide];
+                for (int j = 0; j < wide; j++) right[j] = load((const float *)(b + j * SQUARE_BYTES) + k * LANES);
 #pragma GCC unroll 6
-            for (int i = 0; i < rows; i++) {
-                Floats left = splat(*(const float *)(a + i * lda + k * GROUP_BYTES));
+                for (int i = 0; i < rows; i++) {
+                    Floats left = splat(*(const float *)(a + i * lda + k * GROUP_BYTES));
 #pragma GCC unroll 4
-                for (int j = 0; j < wide; j++) sum[i][j] += left * right[j];
+                    for (int j = 0; j < wide; j++) sum[i][j] += left * right[j];
+                }
             }
-        }
         for (int i = 0; i < rows; i++)
-            for (int j = 0; j < wide; j++) store(c + i * ldc + j * LANES, sum[i][j]);
+            for (int j = 0; j < wide; j++) {
+                float *to = c + i * ldc + j * LANES;
+                store(to, add ? load(to) + sum[i][j] : sum[i][j]);
+            }
     }
 };
 
@@ -51,17 +73,17 @@ struct Bfloat16Tile {
         __m512 sum[rows][4];
         for (auto &row : sum)
             for (auto &v : row) v = _mm512_setzero_ps();
-        for (int k = 0; k < groups; k++) {
-            const char *bk = b + (size_t)k * ROW_BYTES;
-            __m512i right[4];
-            for (int j = 0; j < 4; j++) right[j] = _mm512_loadu_si512(bk + j * 64);
+        for (int step = 0; step < groups; step += STEP_GROUPS, b += PANEL_STEP_BYTES, a += STEP_BYTES)
+            for (int k = 0; k < STEP_GROUPS; k++) {
+                __m512i right[4];
+                for (int j = 0; j < 4; j++) right[j] = _mm512_loadu_si512(b + j * SQUARE_BYTES + k * 64);
 #pragma GCC unroll 6
-            for (int i = 0; i < rows; i++) {
-                __m512i left = _mm512_set1_epi32(*(const int *)(a + i * lda + k * GROUP_BYTES));
+                for (int i = 0; i < rows; i++) {
+                    __m512i left = _mm512_set1_epi32(*(const int *)(a + i * lda + k * GROUP_BYTES));
 #pragma GCC unroll 4
-                for (int j = 0; j < 4; j++) sum[i][j] = _mm512_dpbf16_ps(sum[i][j], (__m512bh)left, (__m512bh)right[j]);
+                    for (int j = 0; j < 4; j++) sum[i][j] = _mm512_dpbf16_ps(sum[i][j], (__m512bh)left, (__m512bh)right[j]);
+                }
             }
-        }
         for (int i = 0; i < rows; i++)
             for (int j = 0; j < 4; j++) _mm512_storeu_ps(c + i * ldc + j * LANES, sum[i][j]);
     }
@@ -84,12 +106,13 @@ struct Int8Tile {
     _mm512_storeu_si512(c + i * ldc, s##i##0); _mm512_storeu_si512(c + i * ldc + 16, s##i##1); \
     _mm512_storeu_si512(c + i * ldc + 32, s##i##2); _mm512_storeu_si512(c + i * ldc + 48, s##i##3);
         EACH(DECLARE)
-        for (int k = 0; k < groups; k++) {
-            const char *bk = b + (size_t)k * ROW_BYTES;
-            __m512i r0 = _mm512_loadu_si512(bk), r1 = _mm512_loadu_si512(bk + 64), r2 = _mm512_loadu_si512(bk + 128),
-                    r3 = _mm512_loadu_si512(bk + 192), left;
-            EACH(MULTIPLY)
-        }
+        for (int step = 0; step < groups; step += STEP_GROUPS, b += PANEL_STEP_BYTES, a += STEP_BYTES)
+            for (int k = 0; k < STEP_GROUPS; k++) {
+                const char *bk = b + k * 64;
+                __m512i r0 = _mm512_loadu_si512(bk), r1 = _mm512_loadu_si512(bk + SQUARE_BYTES), left,
+                        r2 = _mm512_loadu_si512(bk + 2 * SQUARE_BYTES), r3 = _mm512_loadu_si512(bk + 3 * SQUARE_BYTES);
+                EACH(MULTIPLY)
+            }
         EACH(STORE)
 #undef EACH
 #undef DECLARE
@@ -126,12 +149,11 @@ template <bool INTEGERS> struct AmxTile {
     static inline void run(const char *a, size_t lda, const char *b, int groups, float *c, int ldc) {
         _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
         const char *lower = a + 16 * lda;
-        for (int k = 0; k < groups; k += 16) {
-            const char *bk = b + (size_t)k * ROW_BYTES;
-            _tile_loadd(4, a + k * GROUP_BYTES, lda);
-            _tile_loadd(6, bk, ROW_BYTES);
-            _tile_loadd(7, bk + 64, ROW_BYTES);
-            _tile_loadd(5, lower + k * GROUP_BYTES, lda);
+        for (int step = 0; step < groups; step += STEP_GROUPS, b += PANEL_STEP_BYTES) {
+            _tile_loadd(4, a + step * GROUP_BYTES, lda);
+            _tile_loadd(6, b, STEP_BYTES);
+            _tile_loadd(7, b + SQUARE_BYTES, STEP_BYTES);
+            _tile_loadd(5, lower + step * GROUP_BYTES, lda);
             if (INTEGERS) {
                 _tile_dpbusd(0, 4, 6); _tile_dpbusd(1, 4, 7); _tile_dpbusd(2, 5, 6); _tile_dpbusd(3, 5, 7);
             } else {

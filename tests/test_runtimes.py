@@ -17,25 +17,21 @@ from extract.engine.contract import (
     EngineChanged,
     EngineDoesNotFit,
     NotAnEngine,
+    OutputDiffers,
     PassOutOfMemory,
     read_contract,
 )
 from extract.engine.device import CPU_LEVELS, computes_in, this_device
-from extract.engine.torch_runtime import (
-    OutputDiffers,
-    PlainModel,
-    ProbeFailed,
-    load_engine_model,
-    load_runtime,
-    states_of,
-)
+from extract.engine.replay import ProbeFailed, states_of
+from extract.engine.runtimes import load_runtime
+from extract.engine.torch_runtime import PlainModel, load_engine_model
 from extract.records import TokenBatch
 
 
-@pytest.fixture
-def engine(engines: Engines, tmp_path) -> Path:
-    """An engine that a test may spoil."""
-    shutil.copytree(engines.engine("llama"), tmp_path / "engine")
+@pytest.fixture(params=["own", "transformers"])
+def engine(engines: Engines, tmp_path, request) -> Path:
+    """An engine of each decoder, which a test may spoil."""
+    shutil.copytree(engines.engine("llama", request.param), tmp_path / "engine")
     return tmp_path / "engine"
 
 
@@ -108,16 +104,17 @@ def test_the_head_is_not_in_memory(engines: Engines):
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("decoder", "error"),
     [
-        MemoryError(),
-        torch.OutOfMemoryError("CUDA out of memory"),
-        RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: 9 bytes"),
+        ("own", MemoryError()),
+        ("transformers", MemoryError()),
+        ("transformers", torch.OutOfMemoryError("CUDA out of memory")),
+        ("transformers", RuntimeError("[enforce fail at alloc_cpu.cpp:124] can't allocate memory: 9 bytes")),
     ],
-    ids=lambda error: type(error).__name__,
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
-def test_a_pass_that_does_not_fit_says_how_large_it_was(engines: Engines, monkeypatch, error):
-    loaded = runtime(str(engines.engine("llama")))
+def test_a_pass_that_does_not_fit_says_how_large_it_was(engines: Engines, monkeypatch, decoder, error):
+    loaded = runtime(str(engines.engine("llama", decoder)))
 
     def full(*arguments):
         raise error
@@ -133,7 +130,7 @@ def test_a_pass_that_does_not_fit_says_how_large_it_was(engines: Engines, monkey
 
 
 def test_another_error_of_a_pass_is_not_taken_for_a_lack_of_memory(engines: Engines, monkeypatch):
-    loaded = runtime(str(engines.engine("llama")))
+    loaded = runtime(str(engines.engine("llama", "transformers")))
 
     def broken(*arguments):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
@@ -200,6 +197,7 @@ def test_a_float32_engine_runs_on_every_cpu_of_its_architecture(engine, monkeypa
 
 def test_a_changed_file_is_refused_before_it_is_loaded(engine, monkeypatch):
     monkeypatch.setattr("extract.engine.torch_runtime.load_engine_model", None)
+    monkeypatch.setattr("extract.cpu.runtime.open_weights", None)
     content = bytearray((engine / "model.safetensors").read_bytes())
     content[-1] ^= 1
     (engine / "model.safetensors").write_bytes(content)

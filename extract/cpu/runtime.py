@@ -1,0 +1,124 @@
+"""The runtime of engines that our own packed decoder runs: an engine directory -> states of token batches, on a CPU.
+
+Imports neither transformers nor, with native kernels, torch: a run begins seconds earlier. States are float32 whatever
+the precision, because the residual stream and the final norm are.
+"""
+
+import os
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from extract.cpu.architecture import Architecture, read_architecture
+from extract.cpu.decoder import PackedDecoder
+from extract.cpu.implementations import Choice, kernels_for
+from extract.cpu.kernels import Float32, Precision
+from extract.cpu.pass_plan import MAX_KEPT, plan_pass
+from extract.cpu.weights import WEIGHTS_FILE, open_weights, tensor_shapes
+from extract.engine.contract import Contract, EngineChanged, OutputDiffers, PassOutOfMemory
+from extract.records import Int32, States, TokenBatch
+from extract.spec import OutputKind
+
+MICRO_BATCH = 256
+"""Tokens that one thread carries through all layers, where a recipe names no number: what stays in a 1 to 2 MiB L2."""
+
+
+class CpuRuntime:
+    """A loaded engine. See `extract.engine.contract.Runtime`.
+
+    Attributes:
+        arithmetic: which kernels compute.
+        share: compute common prefixes and exact duplicates of a pass once.
+    """
+
+    def __init__(self, contract: Contract, decoder: PackedDecoder, *, share: bool) -> None:
+        self.contract = contract
+        self.share = share
+        self._decoder = decoder
+
+    @property
+    def arithmetic(self) -> str:
+        """Which kernels compute: equal kernels give equal bytes."""
+        return self._decoder.kernels.name
+
+    def hidden_states(self, batch: TokenBatch, kind: OutputKind) -> States:
+        """float32 [T, H] for "tokens", else [B, H]; see `Runtime.hidden_states`."""
+        try:
+            plan = plan_pass(
+                batch.input_ids,
+                batch.cu_seqlens,
+                kind,
+                budget=self._decoder.micro_batch,
+                threads=self._decoder.threads,
+                share=self.share,
+            )
+            states = self._decoder.states(plan)
+            if plan.output_index is not None:
+                states = states[plan.output_index]
+            return means(states, batch.cu_seqlens) if kind == "mean" else states
+        except MemoryError:
+            raise PassOutOfMemory(
+                tokens=f"{batch.num_tokens:,}", sequences=f"{batch.num_sequences:,}", device=self.contract.device.name
+            ) from None
+
+    def close(self) -> None:
+        """End the threads."""
+        self._decoder.close()
+
+
+def means(states: Float32, cu_seqlens: Int32) -> Float32:
+    """Mean over each sequence: [T, H] -> [B, H], in float32."""
+    sums: Float32 = np.add.reduceat(states, cu_seqlens[:-1], axis=0)
+    return sums / np.diff(cu_seqlens).astype(np.float32)[:, None]
+
+
+def open_cpu_runtime(
+    directory: Path, contract: Contract, *, threads: int | None = None, share: bool = True, kernels: Choice = "auto"
+) -> CpuRuntime:
+    """Map the weights of an engine directory and pack them for the kernels of this machine.
+
+    Args:
+        directory: with `decoder.json` and `model.safetensors`.
+        contract: its contract.
+        threads: micro-batches at once; `None`: the contract's number, else as many as this process may use.
+        share: compute common prefixes and exact duplicates of a pass once.
+        kernels: which ones; see `kernels_for`.
+
+    Raises:
+        EngineChanged: the files do not hold exactly the decoder's weights.
+        OutputDiffers: the contract promises another output than this decoder has.
+    """
+    architecture = read_architecture(directory)
+    weights = open_weights(directory / WEIGHTS_FILE)
+    _check_names(directory, weights.names, tensor_shapes(architecture).keys())
+    _check_output(directory, contract, architecture)
+    precision = cast("Precision", contract.precision.activations)
+    micro_batch = contract.runtime.micro_batch or MICRO_BATCH
+    decoder = PackedDecoder(
+        architecture,
+        weights,
+        kernels_for(precision, micro_batch=micro_batch, choice=kernels),
+        max_positions=contract.limits.max_input_tokens,
+        micro_batch=micro_batch,
+        threads=threads or contract.runtime.threads or len(os.sched_getaffinity(0)),
+        max_kept=MAX_KEPT if share else 0,
+    )
+    return CpuRuntime(contract, decoder, share=share)
+
+
+def _check_names(directory: Path, found: AbstractSet[str], expected: AbstractSet[str]) -> None:
+    for field, names in (("missing keys", expected - found), ("unexpected keys", found - expected)):
+        if names:
+            raise EngineChanged(
+                path=directory, name=WEIGHTS_FILE, field=field, found=sorted(names)[:3], expected="none"
+            )
+
+
+def _check_output(directory: Path, contract: Contract, architecture: Architecture) -> None:
+    seen = {"module": "norm", "width": architecture.hidden_size, "dtype": "float32"}
+    for field, found in seen.items():
+        expected = getattr(contract.output, field)
+        if found != expected:
+            raise OutputDiffers(path=directory, field=field, found=found, expected=expected)
