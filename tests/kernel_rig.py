@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from extract.cpu.kernels import AttentionShape, HeadsNorm, Kernels, Matrix, Norm, Operand, RotaryTable, Sequences
+from extract.cpu.native import NativeKernels, NoNativeKernels
 
 PRECISIONS = ("float32", "bfloat16", "int8")
 CAPACITY = 304
@@ -20,7 +21,19 @@ def implementation(name: str, precision: str, missing: str | None = None) -> Any
     return pytest.param((name, precision), id=f"{name}-{precision}", marks=marks)
 
 
-IMPLEMENTATIONS = [implementation("portable", precision) for precision in PRECISIONS]
+def missing_native(precision: Any) -> str | None:
+    """Why the native kernels of a precision cannot run here."""
+    try:
+        NativeKernels(precision)
+    except NoNativeKernels as error:
+        return str(error)
+    return None
+
+
+IMPLEMENTATIONS = [
+    *(implementation("portable", precision) for precision in PRECISIONS),
+    *(implementation("native", precision, missing_native(precision)) for precision in PRECISIONS),
+]
 
 
 @cache
@@ -29,7 +42,7 @@ def make_kernels(name: str, precision: Any) -> Kernels:
         from extract.cpu.portable import portable_kernels
 
         return portable_kernels(precision, rows_hint=CAPACITY)
-    raise ValueError(name)
+    return NativeKernels(precision)
 
 
 # --- numbers --------------------------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ import torch
 from kernel_rig import (
     CAPACITY,
     IMPLEMENTATIONS,
-    PRECISIONS,
     activated,
     attended,
     bfloat16_bits,
@@ -18,6 +17,7 @@ from kernel_rig import (
     linear,
     make_kernels,
     matrix_of,
+    missing_native,
     normal,
     normed,
     numbers,
@@ -31,6 +31,7 @@ from kernel_rig import (
 from extract.cpu import portable_numbers, portable_products
 from extract.cpu.kernels import AttentionShape, HeadsNorm, Kernels, Norm
 from extract.cpu.portable_glue import rotate_rows
+from extract.cpu.portable_packing import packed_channels
 from extract.cpu.portable_products import CANDIDATES, Channels, is_right, packer
 
 TOLERANCE = {"float32": 2e-6, "bfloat16": 1e-2, "int8": 3e-2}
@@ -266,6 +267,11 @@ def test_what_is_not_finite_shows_in_its_sequence_and_in_no_other(kernels: Kerne
     assert not any(finite[17:20])
 
 
+@pytest.mark.parametrize("place", ["key", "value"])
+def test_what_is_not_finite_does_not_travel_back_in_time(kernels: Kernels, place: str) -> None:
+    assert all(finite_after_a_nan(kernels, place)[:17])
+
+
 # --- every method ---------------------------------------------------------------------------------------------------
 
 
@@ -280,6 +286,15 @@ def test_a_weight_that_is_not_finite_shows_in_its_channel(kernels: Kernels, numb
     packed = kernels.pack_gated(weights[:20], weights[20:], None, "silu")
     kernels.project_gated(operand_of(kernels, normal(9, 100, seed=1)), 9, packed, gated)
     assert not np.isfinite(read(kernels, gated, 9)).all(axis=1).any()
+
+
+@pytest.mark.parametrize("width", [16, 80, 144])
+def test_a_row_of_any_width_that_is_not_finite_stays_alone_in_a_product(kernels: Kernels, width: int) -> None:
+    rows = normal(40, width)
+    rows[17] = np.nan
+    out = kernels.matrix(CAPACITY, 64)
+    kernels.project(operand_of(kernels, rows), 40, kernels.pack([normal(64, width, seed=1)], None), out)
+    assert np.isfinite(out.array[:40]).all(axis=1).tolist() == [t != 17 for t in range(40)]
 
 
 @pytest.mark.parametrize("number", [np.nan, -np.nan, ODD_NAN, np.inf, -np.inf])
@@ -379,13 +394,44 @@ def test_two_threads_with_buffers_of_their_own_do_not_meet(kernels: Kernels) -> 
     assert max(results[0], results[1]) < TOLERANCE[kernels.precision]
 
 
+# --- both kinds of kernels ------------------------------------------------------------------------------------------
+
+needs_native = pytest.mark.skipif(missing_native("int8") is not None, reason=str(missing_native("int8")))
+
+UNEVEN = normal(70, 200) * np.float32(10) ** normal(70, 1, seed=1)
+UNEVEN[3] = 0
+UNEVEN[4] *= np.float32(1e-35)
+UNEVEN[5] *= np.float32(1e33)
+"""Rows of all sizes, one of zeros, one below the least peak, one of huge numbers."""
+
+
+@needs_native
+def test_native_and_portable_int8_weights_are_the_same_bytes() -> None:
+    weights = UNEVEN.copy()
+    weights[6, 7] = np.nan
+    weights[8, 9] = -np.inf
+    channels = packed_channels([weights[:30], weights[30:]], "int8", 16)
+    native: Any = make_kernels("native", "int8").pack([weights[:30], weights[30:]], None)
+    # Panels of 64 columns, steps of 16 groups, squares of 16 columns, groups of 4 bytes.
+    panels = native.panels.reshape(2, native.groups // 16, 4, 16, 16, 4)
+    values = panels.transpose(0, 2, 4, 1, 3, 5).reshape(128, -1)[:70].view(np.int8)
+    finite = np.isfinite(weights).all(axis=1)
+    assert np.array_equal(values[finite], channels.weights.numpy()[finite])
+    assert np.array_equal(native.scale[:70], channels.scales.numpy(), equal_nan=True)
+    assert np.isnan(native.scale[[6, 8]]).all()
+
+
+@needs_native
+def test_native_and_portable_int8_operands_are_the_same_bytes() -> None:
+    native, portable = (make_kernels(name, "int8") for name in ("native", "portable"))
+    left: Any = operand_of(native, UNEVEN)
+    right: Any = operand_of(portable, UNEVEN)
+    rows = left.data.reshape(-1, left.stride)[:70, : left.padded]
+    assert np.array_equal(rows, right.array[:70])
+    assert np.allclose(left.scale[:70], right.scales[:70], rtol=1.2e-7, atol=0)  # the last bit, of a division by 127
+
+
 # --- the portable kernels' parts ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("place", ["key", "value"])
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_what_is_not_finite_does_not_travel_back_in_time(precision: str, place: str) -> None:
-    assert all(finite_after_a_nan(make_kernels("portable", precision), place)[:17])
 
 
 def test_rotation_is_the_hadamard_matrix_in_natural_order() -> None:

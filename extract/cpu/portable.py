@@ -64,10 +64,10 @@ class PortableLinear(Linear):
 
 
 class PortableOperand(Operand):
-    """A tensor [rows, width], with int8 [rows, width filled up to blocks]; `scales` float32 [rows], 1 but for int8."""
+    """A tensor [rows, width filled up with zeros]; `scales` float32 [rows], 1 but for int8."""
 
     def __init__(self, rows: int, width: int, precision: Precision) -> None:
-        filled = filled_width(width) if precision == "int8" else width
+        filled = filled_width(width, precision)
         self.width = width
         self.tensor = torch.zeros(_whole_steps(rows), filled, dtype=_TORCH_TYPES[precision])
         self.array = _numbers(self.tensor)

@@ -26,8 +26,7 @@ _TYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": to
 def packed_channels(blocks: Sequence[Weights], precision: Precision, rows_hint: int) -> Channels:
     """Blocks [N_i, K] one under the other."""
     num_outputs, width = sum(len(block) for block in blocks), blocks[0].shape[1]
-    columns = filled_width(width) if precision == "int8" else width
-    weights = torch.zeros(num_outputs, columns, dtype=_TYPES[precision])
+    weights = torch.zeros(num_outputs, filled_width(width, precision), dtype=_TYPES[precision])
     scales = torch.ones(num_outputs)
     first = 0
     for block in blocks:
@@ -38,14 +37,18 @@ def packed_channels(blocks: Sequence[Weights], precision: Precision, rows_hint: 
                 values, peaks = _rotated(rows)
                 weights[first:last], scales[first:last] = torch.from_numpy(values), torch.from_numpy(peaks)
             else:
-                weights[first:last] = torch.from_numpy(rows)
+                weights[first:last, :width] = torch.from_numpy(rows)
             first = last
     return Channels(weights, scales, rows_hint)
 
 
-def filled_width(width: int) -> int:
-    """Columns of an int8 operand: whole blocks."""
-    return -(-width // BLOCK) * BLOCK
+def filled_width(width: int, precision: Precision) -> int:
+    """Columns of an operand: whole blocks of the rotation, and of AMX.
+
+    oneDNN's bfloat16 product with AMX reads past a last part of a block into the next row and multiplies by zero: NaN
+    where that row is.
+    """
+    return width if precision == "float32" else -(-width // BLOCK) * BLOCK
 
 
 def as_float32(weights: Weights) -> Float32:
@@ -57,7 +60,7 @@ def as_float32(weights: Weights) -> Float32:
 
 def _rotated(rows: Float32) -> tuple[Any, Float32]:
     """int8 weights [N, K filled] and the scales [N] of their products; a channel that is not finite gets scale NaN."""
-    filled = np.zeros((len(rows), filled_width(rows.shape[1])), np.float32)
+    filled = np.zeros((len(rows), filled_width(rows.shape[1], "int8")), np.float32)
     filled[:, : rows.shape[1]] = rows
     rotate_rows(filled)
     peaks = np.abs(filled).max(axis=1)
