@@ -174,6 +174,14 @@ RESULTS: dict[str, tuple[str, Any]] = {
         "build {checkpoint} -o {new} --dtype float32 --max-input-tokens 16 --max-tokens 256 --quiet",
         lambda found: [found["checkpoint"]["sha256"][:12], "16 tokens a row", found["precision"]["activations"]],
     ),
+    "tune": (
+        "tune {checkpoint} -o {new} --precisions float32 --threads 1 --max-input-tokens 16 --seconds 0 --quiet",
+        lambda found: [
+            found["architecture"],
+            found["budget_is"],
+            f"chosen     {found['chosen']['precision']}, 1 thread",
+        ],
+    ),
     "inspect an engine": (
         "inspect {engine}",
         lambda found: [found["checkpoint"]["sha256"][:12], f"width {found['output']['width']}"],

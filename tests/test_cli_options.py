@@ -30,6 +30,9 @@ OPTIONS = {
         --allow-no-final-norm --allow-pickle --device --dtype --json --layout --max-input-tokens --max-sequences
         --max-tokens --output --quiet --recipe --revision -o
     """,
+    "tune": """
+        --allow-int8 --device --json --max-input-tokens --output --plot --precisions --quiet --seconds --threads -o
+    """,
     "inspect": "--json --row",
     "plan": f"{JOB} --json",
     "run": f"{JOB} --json --quiet",
@@ -45,6 +48,7 @@ OPTIONS = {
 
 ARGUMENTS = {
     "build": ["CHECKPOINT"],
+    "tune": ["CHECKPOINT"],
     "inspect": ["ENGINE|OUT"],
     "plan": ["[SPEC]"],
     "run": ["[SPEC]"],

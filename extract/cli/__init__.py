@@ -16,6 +16,7 @@ from extract.errors import ExtractError
 
 COMMANDS = {
     "build": "extract.cli.engines",
+    "tune": "extract.cli.tune",
     "inspect": "extract.cli.show",
     "plan": "extract.cli.jobs",
     "run": "extract.cli.jobs",
