@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from extract.cpu.kernels import AttentionShape, HeadsNorm, Kernels, Matrix, Norm, Operand, RotaryTable, Sequences
-from extract.cpu.native import NativeKernels, NoNativeKernels
+from extract.cpu.native import NoNativeKernels
+from extract.cpu.native_trial import native_kernels
+from extract.cpu.rotation import MOST_ODD, mixing_matrix, power_of_two
 
 PRECISIONS = ("float32", "bfloat16", "int8")
 CAPACITY = 304
@@ -24,7 +26,7 @@ def implementation(name: str, precision: str, missing: str | None = None) -> Any
 def missing_native(precision: Any) -> str | None:
     """Why the native kernels of a precision cannot run here."""
     try:
-        NativeKernels(precision)
+        native_kernels(precision)
     except NoNativeKernels as error:
         return str(error)
     return None
@@ -42,7 +44,7 @@ def make_kernels(name: str, precision: Any) -> Kernels:
         from extract.cpu.portable import portable_kernels
 
         return portable_kernels(precision, rows_hint=CAPACITY)
-    return NativeKernels(precision)
+    return native_kernels(precision)
 
 
 # --- numbers --------------------------------------------------------------------------------------------------------
@@ -63,6 +65,21 @@ def numbers(array: Any) -> Any:
     if array.dtype == np.uint16:
         array = (array.astype(np.uint32) << 16).view(np.float32)
     return array.astype(np.float64)
+
+
+def rotation_matrix(width: int) -> Any:
+    """What int8 rows of `width` (a multiple of 64) values are multiplied by, float64 [width, width], with its gain."""
+    hadamard = np.ones((1, 1))
+    while len(hadamard) < 64:
+        hadamard = np.block([[hadamard, hadamard], [hadamard, -hadamard]])
+    blocks = width // 64
+    even = power_of_two(blocks)
+    butterflies = np.ones((1, 1))
+    while len(butterflies) < even:
+        butterflies = np.block([[butterflies, butterflies], [butterflies, -butterflies]])
+    odd = blocks // even
+    mixer = np.eye(odd) if odd > MOST_ODD else mixing_matrix(odd).astype(np.float64)
+    return np.kron(np.kron(mixer, butterflies), hadamard)
 
 
 def error(found: Any, expected: Any) -> float:

@@ -25,6 +25,7 @@ from kernel_rig import (
     prepared,
     read,
     rotary_table,
+    rotation_matrix,
     sequences_of,
 )
 
@@ -33,6 +34,7 @@ from extract.cpu.kernels import AttentionShape, HeadsNorm, Kernels, Norm
 from extract.cpu.portable_glue import rotate_rows
 from extract.cpu.portable_packing import packed_channels
 from extract.cpu.portable_products import CANDIDATES, Channels, is_right, packer
+from extract.cpu.rotation import gain, power_of_two
 
 TOLERANCE = {"float32": 2e-6, "bfloat16": 1e-2, "int8": 3e-2}
 OPERAND_TOLERANCE = {"float32": 2e-6, "bfloat16": 6e-3, "int8": 1.5e-2}
@@ -246,7 +248,7 @@ def test_kept_rows_come_before_a_sequence_and_any_last_positions_may_ask(
     expected = attended(numbers(queries.array[:num_queries]), rows[:, :kv_width], rows[:, kv_width:], sequences, shape)
     found = read(kernels, out, CAPACITY)
     assert error(found[:num_queries], expected) < TOLERANCE[kernels.precision]
-    assert np.allclose(found[num_queries:], SENTINEL, rtol=1e-2)
+    assert np.allclose(found[num_queries:], SENTINEL, rtol=4e-2)  # int8 rounds a row of equal values by that much
 
 
 def finite_after_a_nan(kernels: Kernels, place: str) -> list[bool]:
@@ -434,15 +436,19 @@ def test_native_and_portable_int8_operands_are_the_same_bytes() -> None:
 # --- the portable kernels' parts ------------------------------------------------------------------------------------
 
 
-def test_rotation_is_the_hadamard_matrix_in_natural_order() -> None:
-    matrix = np.ones((1, 1))
-    while len(matrix) < 64:
-        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
-    rows = normal(3, 128)
+@pytest.mark.parametrize("width", [64, 128, 192, 576, 1536, 64 * 15, 64 * 17, 64 * 34])
+def test_rotation_is_hadamard_in_blocks_and_a_mix_of_the_blocks(width: int) -> None:
+    """Orthogonal but for its gain; an outlier in one place reaches every place that the mix connects."""
+    rows = normal(3, width)
     rotated = rows.copy()
     rotate_rows(rotated)
-    expected = (rows.reshape(3, 2, 64).astype(np.float64) @ matrix).reshape(3, 128)
-    assert error(rotated, expected) < 1e-6
+    matrix = rotation_matrix(width)
+    assert error(rotated, rows.astype(np.float64) @ matrix.T) < 1e-6
+    assert np.allclose(matrix @ matrix.T, np.eye(width) * gain(width), atol=1e-4)
+    connected = (
+        64 * power_of_two(width // 64) * (1 if width // 64 % 17 == 0 else width // 64 // power_of_two(width // 64))
+    )
+    assert np.count_nonzero(np.abs(matrix[:, 5]) > 1e-9) >= 0.6 * connected
 
 
 def test_rotation_adds_in_stages_of_stride_1_2_to_32() -> None:

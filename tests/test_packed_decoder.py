@@ -20,7 +20,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kernel_rig import PRECISIONS, implementation, missing_native
+from kernel_rig import PRECISIONS, implementation, missing_native, rotation_matrix
 from plain_decoder import plain_states
 from rig import relative_error
 from test_own_architecture import CASES, MIXED, VOCAB, case_name, small_model
@@ -31,6 +31,7 @@ from extract.cpu.implementations import kernels_for
 from extract.cpu.micro_batches import PassPlan
 from extract.cpu.pass_plan import plan_pass
 from extract.cpu.portable_products import CANDIDATES
+from extract.cpu.rotation import gain
 from extract.cpu.runtime import means
 from extract.cpu.weights import open_weights
 from extract.engine.own_architecture import architecture_of
@@ -232,13 +233,12 @@ def bfloat16(values: Any) -> Any:
 
 
 def int8(values: Any) -> Any:
-    """Rotated in blocks of 64, one scale a row."""
-    matrix = np.ones((1, 1))
-    while len(matrix) < 64:
-        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
-    blocks = np.pad(values, ((0, 0), (0, -values.shape[1] % 64))).reshape(len(values), -1, 64) @ matrix
-    scale = np.maximum(np.abs(blocks).max(axis=(1, 2), keepdims=True), 1e-30) / 127
-    return (np.rint(blocks / scale) * scale @ matrix / 64).reshape(len(values), -1)[:, : values.shape[1]]
+    """Rotated, one scale a row."""
+    filled = np.pad(values, ((0, 0), (0, -values.shape[1] % 64)))
+    matrix = rotation_matrix(filled.shape[1])
+    rotated = filled @ matrix.T
+    scale = np.maximum(np.abs(rotated).max(axis=1, keepdims=True), 1e-30) / 127
+    return (np.rint(rotated / scale) * scale @ matrix / gain(filled.shape[1]))[:, : values.shape[1]]
 
 
 def rounded_plain_states(tiny: Tiny, precision: str, monkeypatch: pytest.MonkeyPatch) -> Any:

@@ -24,19 +24,65 @@ from extract.cpu.portable_numbers import (
     offset_byte,
     rank,
 )
-from extract.cpu.portable_vectors import BLOCK, rotate_block
+from extract.cpu.portable_vectors import rotate_block
+from extract.cpu.rotation import BLOCK, MOST_ODD, mixing_matrices
 
 LEAST_PEAK = 1e-30
 """A row or a channel is scaled as if its largest absolute value were at least this: all zeros are no division by 0."""
+
+
+MIXERS = mixing_matrices()
+
+
+@inner
+def mix_blocks(row: Any) -> None:
+    """Mix the blocks of a row, position by position; see `extract.cpu.rotation`."""
+    blocks = row.shape[0] // BLOCK
+    even = blocks & -blocks
+    odd = blocks // even
+    stride = 1
+    while stride < even:
+        for block in range(blocks):
+            if not block & stride:
+                first, second = block * BLOCK, (block + stride) * BLOCK
+                for k in range(BLOCK):
+                    a, b = row[first + k], row[second + k]
+                    row[first + k], row[second + k] = a + b, a - b
+        stride *= 2
+    if odd == 1 or odd > MOST_ODD:
+        return
+    given = np.empty((MOST_ODD, BLOCK), np.float32)
+    mixed = np.empty(BLOCK, np.float32)
+    for block in range(even):
+        for i in range(odd):
+            first = (i * even + block) * BLOCK
+            for k in range(BLOCK):
+                given[i, k] = row[first + k]
+        for place in range(odd):
+            for k in range(BLOCK):
+                mixed[k] = f4(0)
+            for i in range(odd):
+                factor = MIXERS[odd, place, i]
+                for k in range(BLOCK):
+                    mixed[k] += given[i, k] * factor
+            first = (place * even + block) * BLOCK
+            for k in range(BLOCK):
+                row[first + k] = mixed[k]
+
+
+@inner
+def rotate(row: Any) -> None:
+    """Rotate a float32 row whose width is a multiple of 64, in place."""
+    for first in range(0, row.shape[0], BLOCK):
+        rotate_block(row, first)
+    mix_blocks(row)
 
 
 @kernel
 def rotate_rows(rows: Any) -> None:
     """Rotate every row of a float32 matrix whose width is a multiple of 64."""
     for i in range(rows.shape[0]):
-        row = rows[i]
-        for first in range(0, row.shape[0], BLOCK):
-            rotate_block(row, first)
+        rotate(rows[i])
 
 
 def store(number: Any, like: Any) -> Any:
@@ -69,8 +115,7 @@ def _put_row(row: Any, width: int, out: Any, scales: Any, t: int) -> Any:
         target = out[t]
         for k in range(width, row.shape[0]):
             row[k] = f4(0)
-        for first in range(0, row.shape[0], BLOCK):
-            rotate_block(row, first)
+        rotate(row)
         peak_rank = rank(f4(LEAST_PEAK))
         for k in range(row.shape[0]):
             peak_rank = max(peak_rank, rank(abs(row[k])))

@@ -4,11 +4,16 @@ How the portable kernels are compiled stands here too (`kernel`, `inner`). Knows
 question: `nnan` and `ninf` are left out of fast arithmetic, because a NaN in the weights must come out as a NaN; and
 the functions that lose digits when sums are regrouped are compiled without `reassoc`, each with its own flags.
 
-Numba's cache does not see that a function called from another module changed: after an edit of this file, touch the
-modules that use it.
+Compiled code is kept under a name that is a hash of all sources it can come from. Numba's own rule, the time of one
+file, misses what a called function of another file became, and a process that began before an upgrade stores its old
+code as the new file's: wrong numbers, found the hard way.
 """
 
+import hashlib
+
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
@@ -16,6 +21,8 @@ import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.extending import intrinsic
+
+from extract.cpu.native_library import cache_directory
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -29,11 +36,25 @@ f4 = np.float32
 def kernel(function: Function) -> Function:
     """Compile a loop over rows: no GIL, fast arithmetic, kept on disk where a directory for it can be written."""
     options: Any = {"nogil": True, "error_model": "numpy", "fastmath": _FAST}
+    before = numba.config.CACHE_DIR  # type: ignore[attr-defined]
+    numba.config.CACHE_DIR = str(_cache())  # type: ignore[attr-defined]
     try:
         compiled: Function = numba.njit(function, cache=True, **options)
-    except RuntimeError:  # Numba found no directory to write to: compile in every process
+    except (RuntimeError, OSError):  # nothing can be written there: compile in every process
         compiled = numba.njit(function, **options)
+    finally:
+        numba.config.CACHE_DIR = before  # type: ignore[attr-defined]
     return compiled
+
+
+@cache
+def _cache() -> Path:
+    """Where code compiled from these very sources is kept."""
+    here = Path(__file__).parent
+    sources = sorted([*here.glob("portable*.py"), here / "rotation.py"])
+    key = hashlib.sha256(b"".join(source.read_bytes() for source in sources))
+    key.update(numba.__version__.encode())
+    return cache_directory().parent / "numba" / key.hexdigest()[:16]
 
 
 def inner(function: Function) -> Function:

@@ -1,9 +1,9 @@
 """Weights as a checkpoint stores them -> weights as they are multiplied, in the type of a precision.
 
-int8: weights [N, K] are filled with zeros to a multiple of 64 columns, rotated by blocks of 64 (`rotate_block`,
-unnormalised), then rounded, half to even, to w / scale with scale = max(1e-30, max |w|) / 127 of the channel, all in
-float32. Rows of an operand likewise. Rotating both sides multiplies the product by 64; what stands as the channel's
-scale is therefore scale / 64. Knows nothing of how a product lays weights out.
+int8: weights [N, K] are filled with zeros to a multiple of 64 columns, rotated (`extract.cpu.rotation`), then rounded,
+half to even, to w / scale with scale = max(1e-30, max |w|) / 127 of the channel, all in float32. Rows of an operand
+likewise. Rotating both sides multiplies the product by a gain; what stands as the channel's scale is therefore
+scale / gain. Knows nothing of how a product lays weights out.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ import torch
 from extract.cpu.kernels import Float32, Precision, Weights
 from extract.cpu.portable_glue import LEAST_PEAK, rotate_rows
 from extract.cpu.portable_products import Channels
-from extract.cpu.portable_vectors import BLOCK
+from extract.cpu.rotation import BLOCK, gain
 
 CONVERTED_ROWS = 1024
 """Rows that are float32 at a time: a whole linear would double the memory of a build."""
@@ -67,4 +67,4 @@ def _rotated(rows: Float32) -> tuple[Any, Float32]:
     finite = np.isfinite(peaks)
     scales = np.maximum(np.where(finite, peaks, 0), np.float32(LEAST_PEAK)) / np.float32(127)
     values = np.rint(np.where(finite[:, None], filled, 0) / scales[:, None]).astype(np.int8)
-    return values, np.where(finite, scales / np.float32(BLOCK), np.float32(np.nan))
+    return values, np.where(finite, scales / np.float32(gain(filled.shape[1])), np.float32(np.nan))

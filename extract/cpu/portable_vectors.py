@@ -11,15 +11,13 @@ from numba import types
 from numba.core import cgutils
 
 from extract.cpu.portable_numbers import instructions
+from extract.cpu.rotation import BLOCK
 
 ROWS = 4
 """Rows of a tile product: with 16 columns its sums fit the registers of every CPU with vectors."""
 
 COLUMNS = 16
 """Columns of a tile product."""
-
-BLOCK = 64
-"""Channels that one Hadamard rotation mixes."""
 
 _FLOAT = ir.FloatType()
 _FUSED = ("contract",)

@@ -68,7 +68,7 @@ EXPORT void extract_pack(int precision, int type, const void *source, int rows, 
                     sum += q;
                     to[k] = (char)(int8_t)q;
                 }
-                scale[column + r] = s / PANEL;  // both sides are rotated without their factor 1 / 8
+                scale[column + r] = s / (float)(PANEL * power_of_two(padded / PANEL));  // the gain of rotating both sides
                 offset[column + r] = -128 * sum;
             }
         }

@@ -25,19 +25,59 @@ static inline void hadamard(float *v) {
     store(v, a + c); store(v + 16, b + d); store(v + 32, a - c); store(v + 48, b - d);
 }
 
-// One row of `width` floats -> bytes with zero point 128, rotated in blocks of 64 (in `v`), padded with zeros to `padded`.
+constexpr int MOST_ODD = 15;
+
+// Orthonormal DCT-II of each odd size; see extract/cpu/rotation.py.
+struct Mixers {
+    float of[MOST_ODD + 1][MOST_ODD][MOST_ODD] = {};
+    Mixers() {
+        for (int size = 1; size <= MOST_ODD; size += 2)
+            for (int k = 0; k < size; k++)
+                for (int i = 0; i < size; i++)
+                    of[size][k][i] = (float)(std::sqrt((k == 0 ? 1. : 2.) / size) * std::cos(3.14159265358979323846 * (i + 0.5) * k / size));
+    }
+};
+static const Mixers mixers;
+
+static inline int power_of_two(int blocks) { return blocks & -blocks; }
+
+// Mix the blocks of a row, position by position: butterflies over the power of two in their number, then the odd factor.
+static inline void mix(float *v, int blocks) {
+    const int even = power_of_two(blocks), odd = blocks / even;
+    for (int stride = 1; stride < even; stride *= 2)
+        for (int block = 0; block < blocks; block++)
+            if (!(block & stride))
+                for (int j = 0; j < PANEL; j += LANES) {
+                    float *first = v + block * PANEL + j, *second = first + stride * PANEL;
+                    const Floats a = load(first), b = load(second);
+                    store(first, a + b);
+                    store(second, a - b);
+                }
+    if (odd == 1 || odd > MOST_ODD) return;
+    for (int block = 0; block < even; block++)
+        for (int j = 0; j < PANEL; j += LANES) {
+            Floats rows[MOST_ODD];
+            for (int i = 0; i < odd; i++) rows[i] = load(v + (i * even + block) * PANEL + j);
+            for (int k = 0; k < odd; k++) {
+                Floats sum{};
+                for (int i = 0; i < odd; i++) sum += rows[i] * mixers.of[odd][k][i];
+                store(v + (k * even + block) * PANEL + j, sum);
+            }
+        }
+}
+
+// One row of `width` floats -> bytes with zero point 128, rotated (in `v`), padded with zeros to `padded`.
 // Scaled by its largest magnitude, or by 1e-30 if that is more; a row that is not finite gets the scale NaN. Weights are
 // divided by the scale, other rows multiplied by its inverse: bit for bit what the portable kernels do.
 static inline void put_int8(float *v, int width, char *out, float *scale, int padded, bool weights) {
     memset(v + width, 0, (padded - width) * sizeof(float));
+    for (int k = 0; k < padded; k += PANEL) hadamard(v + k);
+    mix(v, padded / PANEL);
     Floats most{}, bad{};
-    for (int k = 0; k < padded; k += PANEL) {
-        hadamard(v + k);
-        for (int j = 0; j < PANEL; j += LANES) {
-            Floats t = load(v + k + j);
-            most = larger(most, magnitude(t));
-            bad += t * 0.f;
-        }
+    for (int k = 0; k < padded; k += LANES) {
+        Floats t = load(v + k);
+        most = larger(most, magnitude(t));
+        bad += t * 0.f;
     }
     float top = max_of(most);
     top = top > 1e-30f ? top : 1e-30f;
