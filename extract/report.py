@@ -127,8 +127,8 @@ def status_text(found: "Status") -> str:
     return "\n".join(lines)
 
 
-def contract_text(contract: "Contract", path: Path) -> str:
-    """What an engine is."""
+def contract_text(contract: "Contract", path: Path, kernels: str | None = None) -> str:
+    """What an engine is, and which kernels of our own would compute here (`None`: none would)."""
     checkpoint, limits, tokenizer = contract.checkpoint, contract.limits, contract.tokenizer
     size = sum(file.size for file in contract.files)
     weights = sum(file.size for file in contract.files if file.name.endswith(".safetensors"))
@@ -141,6 +141,7 @@ def contract_text(contract: "Contract", path: Path) -> str:
         f"{', ' + contract.device.instruction_set if contract.device.instruction_set else ''}), "
         f"{contract.precision.activations}, {contract.runtime.name} {contract.runtime.version}, "
         f"{contract.runtime.layout} layout",
+        *([] if kernels is None else [f"kernels    {kernels}"]),
         f"limits     {limits.max_input_tokens:,} tokens a row, {limits.max_sequences:,} sequences and "
         f"{limits.max_tokens:,} tokens a pass (set by {limits.binding}); cache {contract.cache}, "
         f"{contract.generated_tokens} generated tokens",

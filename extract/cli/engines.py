@@ -79,6 +79,7 @@ def build_command(
         extract build HuggingFaceTB/SmolLM2-135M -o engine --dtype float32
     """
     from extract import assets
+    from extract.cpu.implementations import engine_kernels
     from extract.engine.builder import build
     from extract.engine.recipe import load_recipe, override
 
@@ -101,7 +102,7 @@ def build_command(
         allow_no_final_norm=allow_no_final_norm,
         say=lambda message: None if quiet else click.echo(message, err=True),
     )
-    emit(contract, lambda found: contract_text(found, output), as_json)
+    emit(contract, lambda found: contract_text(found, output, engine_kernels(found)), as_json)
 
 
 @click.command("families")

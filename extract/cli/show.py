@@ -24,13 +24,14 @@ def inspect_command(path: Path, row: int | None, as_json: bool) -> None:
     Example:
         extract inspect out --row 7
     """
+    from extract.cpu.implementations import engine_kernels
     from extract.engine.contract import read_contract
     from extract.inspection import holds_engine, inspect_output
 
     if holds_engine(path):
         if row is not None:
             raise click.UsageError("--row is for output directories; this is an engine.")
-        emit(read_contract(path), lambda found: contract_text(found, path), as_json)
+        emit(read_contract(path), lambda found: contract_text(found, path, engine_kernels(found)), as_json)
     else:
         emit(inspect_output(path, row), output_text, as_json)
 

@@ -1,8 +1,10 @@
 """Which kernels compute on this machine: the native ones where they can be had, else the portable ones."""
 
-from typing import Literal
+from typing import Literal, cast
 
+from extract.cpu.cpu_flags import cpu_flags
 from extract.cpu.kernels import Kernels, Precision
+from extract.engine.contract import Contract
 
 Choice = Literal["auto", "native", "portable"]
 
@@ -19,13 +21,45 @@ def kernels_for(precision: Precision, *, micro_batch: int, choice: Choice = "aut
         NoNativeKernels: choice "native", and there are none here.
     """
     if choice != "portable":
-        from extract.cpu.native import NativeKernels, NoNativeKernels
+        from extract.cpu.native import NoNativeKernels
+        from extract.cpu.native_trial import native_kernels
 
         try:
-            return NativeKernels(precision)
+            return native_kernels(precision)
         except NoNativeKernels:
             if choice == "native":
                 raise
     from extract.cpu.portable import portable_kernels
 
     return portable_kernels(precision, micro_batch)
+
+
+def engine_kernels(contract: Contract) -> str | None:
+    """`kernels_here` for an engine; `None` if our own decoder does not run it."""
+    if contract.runtime.decoder != "own":
+        return None
+    return kernels_here(cast("Precision", contract.precision.activations))
+
+
+def kernels_here(precision: Precision) -> str:
+    """In words, which kernels "auto" takes on this machine, and why. Compiles and tries nothing, imports no torch."""
+    from extract.cpu.native_library import library_if_compiled
+    from extract.cpu.native_trial import known_verdicts
+
+    library = library_if_compiled()
+    if library is None:
+        return "native, not compiled yet"
+    known = {} if library.missing(precision) else known_verdicts(library)
+    if known is None:
+        return "native, not tried yet"
+    problem = library.missing(precision) or known[precision].problem
+    if problem:
+        return f"portable ({problem})"
+    flags = cpu_flags()
+    units = [next((name for flag, name in _UNITS.items() if flag in flags), "no vector unit known")]
+    if library.amx and precision != "float32":
+        units.append("amx")
+    return f"native ({'+'.join(units)})"
+
+
+_UNITS = {"avx512f": "avx512", "avx2": "avx2", "sve": "sve", "asimd": "neon"}

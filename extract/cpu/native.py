@@ -25,7 +25,7 @@ from extract.cpu.kernels import (
     Sequences,
     Weights,
 )
-from extract.cpu.native_library import NativeLibrary, native_library
+from extract.cpu.native_library import NativeLibrary
 from extract.errors import EngineRefused
 from extract.records import Int32
 
@@ -97,7 +97,7 @@ class NativeMatrix(Matrix):
 
 
 class NativeKernels:
-    """See `extract.cpu.kernels.Kernels`.
+    """See `extract.cpu.kernels.Kernels`. Whether they are right and fast here says `extract.cpu.native_trial`.
 
     Raises:
         NoNativeKernels: no compiler, or a CPU without the instructions of this precision.
@@ -105,9 +105,10 @@ class NativeKernels:
 
     name: Literal["native", "portable"] = "native"
 
-    def __init__(self, precision: Precision) -> None:
-        library = native_library()
-        _check(library, precision)
+    def __init__(self, precision: Precision, library: NativeLibrary) -> None:
+        missing = library.missing(precision)
+        if missing:
+            raise NoNativeKernels(precision=precision, problem=missing)
         assert library.functions is not None
         self.precision = precision
         self._code = _CODE[precision]
@@ -295,13 +296,6 @@ class NativeKernels:
     def final_norm(self, x: Float32, n: int, norm: Norm, out: Float32) -> None:
         """See `Kernels.final_norm`."""
         self._final_norm(_address(x), x.shape[1], n, _address(norm.weight), norm.eps, _address(out))
-
-
-def _check(library: NativeLibrary, precision: Precision) -> None:
-    if library.functions is None:
-        raise NoNativeKernels(precision=precision, problem=library.problem)
-    if (precision == "bfloat16" and not library.bfloat16) or (precision == "int8" and not library.int8):
-        raise NoNativeKernels(precision=precision, problem="this CPU has no instructions for it that they know")
 
 
 def _norm_call(norm: HeadsNorm) -> tuple[int, float, bool]:
