@@ -60,18 +60,16 @@ def grow(budgets: Sequence[int], run: Callable[[int], Run], affords: Callable[[f
     """
     curve = Curve()
     waiting = list(budgets)
-    while True:
-        if waiting and not has_peaked(curve.medians()):
+    while waiting and not has_peaked(curve.medians()):
+        while waiting and not has_peaked(curve.medians()):
             if curve.runs and not affords(_cost_of_another(curve)):
                 curve.ended, curve.next_budget, waiting = "time", waiting[0], []
             elif not _run(curve, waiting.pop(0), run):
                 waiting = []
-        elif missing := [budget for budget, runs in curve.runs.items() if len(runs) < REPEATS]:
-            for budget in missing:
+        while lacking := [budget for budget, runs in curve.runs.items() if len(runs) < REPEATS]:
+            for budget in lacking:
                 if budget in curve.runs and not _run(curve, budget, run):
                     waiting = []
-        else:
-            break
     if curve.ended == "limit" and has_peaked(curve.medians()):
         curve.ended = "peak"
     return curve

@@ -37,7 +37,7 @@ def tuning_text(found: Tuning) -> str:
     fastest = max(found.points, key=lambda point: point.tokens_per_s or 0.0)
     if fastest.precision != chosen.precision:
         lines.append(
-            f"           {fastest.precision} gives {_rate(fastest)} tokens/s and is less exact; choose it yourself"
+            f"           {fastest.curve} gives {_rate(fastest)} tokens/s and is less exact; choose it yourself"
             + (" (--allow-int8)" if fastest.precision == "int8" else " (extract build --dtype)")
         )
     return "\n".join(lines)
