@@ -16,7 +16,7 @@ from extract.progress import duration
 
 if TYPE_CHECKING:
     from extract.derivation import Derived
-    from extract.engine.contract import Contract
+    from extract.engine.contract import Contract, Fidelity
     from extract.engine.families import Family
     from extract.inspection import Inspection
     from extract.jobs import PlannedJob
@@ -127,6 +127,12 @@ def status_text(found: "Status") -> str:
     return "\n".join(lines)
 
 
+def _next_token(fidelity: "Fidelity") -> str:
+    if fidelity.kl_mean is None or fidelity.top1 is None:
+        return ""
+    return f"; next token: KL {max(fidelity.kl_mean, 0.0):.1e}, same first choice {fidelity.top1:.1%}"
+
+
 def contract_text(contract: "Contract", path: Path, kernels: str | None = None) -> str:
     """What an engine is, and which kernels of our own would compute here (`None`: none would)."""
     checkpoint, limits, tokenizer = contract.checkpoint, contract.limits, contract.tokenizer
@@ -151,7 +157,7 @@ def contract_text(contract: "Contract", path: Path, kernels: str | None = None) 
         + (f", adds {list(tokenizer.prefix_ids)} ... {list(tokenizer.suffix_ids)}" if tokenizer.kind != "none" else ""),
         f"fidelity   relative error {contract.fidelity.rel_error_max:.1e} (worst row), cosine "
         f"{contract.fidelity.cosine_min:.6f} (worst token) against {contract.fidelity.reference} over "
-        f"{contract.fidelity.num_tokens:,} tokens; bound {contract.fidelity.bound:.1e}",
+        f"{contract.fidelity.num_tokens:,} tokens; bound {contract.fidelity.bound:.1e}{_next_token(contract.fidelity)}",
         f"proof      neighbour {contract.proof.neighbour:.1e}, moved {contract.proof.moved:.1e}, "
         f"plain {contract.proof.plain:.1e}",
         f"speed      {contract.measured.tokens_per_s:,.0f} tokens/s at build",

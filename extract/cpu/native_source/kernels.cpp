@@ -174,13 +174,14 @@ EXPORT void extract_project_gated(int precision, const char *a, size_t a_stride,
     with_tile(precision, [&](auto tile, auto integers) {
         using Tile = decltype(tile);
         constexpr int both = 2 * LANES;
+        constexpr bool FULL = std::is_same<Tile, Float32Tile>::value;
         multiply<Tile, decltype(integers)::value>(left, n, right, [&](int row, int count, int column, float *block) {
             if constexpr (Tile::cols >= both) {
                 for (int j = 0; j < Tile::cols && (column + j) / 2 < outputs; j += both) {
                     const int at = (column + j) / 2, left_over = outputs - at < LANES ? outputs - at : LANES;
                     for (int i = 0; i < count; i++) {
                         const float *pair = block + i * Tile::cols + j;
-                        const Floats v = activate(activation, load(pair)) * load(pair + LANES);
+                        const Floats v = activate<!FULL>(activation, load(pair)) * load(pair + LANES);
                         char *to = out + (row + i) * stride;
                         if (precision == INT8) store_part(rows + (row + i) * row_stride + at, v, left_over);
                         else if (precision == BFLOAT16) store_bf16_part((uint16_t *)to + at, v, left_over);
@@ -192,7 +193,7 @@ EXPORT void extract_project_gated(int precision, const char *a, size_t a_stride,
                 for (int i = 0; i < count && left_over > 0; i++) {
                     float *to = (float *)(out + (row + i) * stride) + at;
                     const Floats v = load(block + i * Tile::cols);
-                    store_part(to, column % both == 0 ? activate(activation, v) : load_part(to, left_over) * v, left_over);
+                    store_part(to, column % both == 0 ? activate<false>(activation, v) : load_part(to, left_over) * v, left_over);
                 }
             }
         });

@@ -32,26 +32,14 @@ static inline void dequantize(float *block, int ldc, int count, int cols, int fi
     }
 }
 
-// Part `part` of `parts` of a block's weights on their way from memory: the hardware does not foresee the next block.
-template <int COLS> static inline void fetch(const char *b, int groups, int part, int parts) {
-    constexpr int bytes = COLS / LANES * SQUARE_BYTES;
-    const int steps = groups / STEP_GROUPS, lines = steps * (bytes / 64);
-    for (int line = lines * part / parts; line < lines * (part + 1) / parts; line++)
-        __builtin_prefetch(b + (size_t)(line / (bytes / 64)) * PANEL_STEP_BYTES + line % (bytes / 64) * 64, 0, 2);
-}
-
 // For every block of the product: after(first row, rows, first column, block), a block row is Tile::cols floats.
 template <class Tile, bool INTEGERS, class After>
 static inline void multiply(const Left &a, int n, const Right &w, After &&after) {
     alignas(64) float block[MOST_ROWS * PANEL];
-    const int parts = (n + Tile::rows - 1) / Tile::rows;
     for (int column = 0; column < w.columns; column += Tile::cols) {
         const char *b = w.panels + place(column, 0, w.groups);
-        const char *next = w.panels + place(column + Tile::cols, 0, w.groups);
-        const bool more = column + Tile::cols < w.columns;
         for (int row = 0; row < n; row += Tile::rows) {
             const int count = n - row < Tile::rows ? n - row : Tile::rows;
-            if (more) fetch<Tile::cols>(next, w.groups, row / Tile::rows, parts);
             Tile::run(a.data + row * a.stride, a.stride, b, w.groups, block, Tile::cols);
             if (INTEGERS) dequantize(block, Tile::cols, count, Tile::cols, row, column, a, w);
             if (w.bias)
@@ -87,12 +75,22 @@ template <class Body> static inline void with_tile(int precision, Body &&body) {
 
 enum Activation { SILU = 0, GELU_TANH = 1, GELU = 2 };
 
-static inline Floats activate(int kind, Floats g) {
-    if (kind == SILU) return g / (exponential(-g) + 1.f);
-    if (kind == GELU_TANH) {
-        Floats z = (g + g * g * g * 0.044715f) * 0.7978845608028654f;  // tanh(z) = 1 - 2 / (e^2z + 1)
-        return g * (1.f - 1.f / (exponential(z * 2.f) + 1.f));
+// g times the logistic function of z, to float32; ROUNDED: to 1e-5, for what becomes bfloat16 or int8 anyway.
+template <bool ROUNDED> static inline Floats times_logistic(Floats g, Floats z) {
+#if defined(__AVX512F__)
+    if constexpr (ROUNDED) {
+        const Floats power = rough_power_of_two(z * -1.44269504f) + 1.f;
+        const Floats near = (Floats)_mm512_rcp14_ps((__m512)power);
+        return g * (near * (2.f - power * near));
     }
+#endif
+    return g / (exponential(-z) + 1.f);
+}
+
+template <bool ROUNDED> static inline Floats activate(int kind, Floats g) {
+    if (kind == SILU) return times_logistic<ROUNDED>(g, g);
+    if (kind == GELU_TANH)  // (1 + tanh(u)) / 2 is the logistic function of 2 u
+        return times_logistic<ROUNDED>(g, (g + g * g * g * 0.044715f) * 1.5957691216057308f);
     for (int i = 0; i < LANES; i++) g[i] = 0.5f * g[i] * (1.f + std::erf(g[i] * 0.70710678118654752f));
     return g;
 }

@@ -122,6 +122,19 @@ static inline Floats exponential(Floats v) {
 #endif
 }
 
+#if defined(__AVX512F__)
+// 2^v to 4e-6 of itself: a polynomial of degree 4 for the fraction.
+static inline Floats rough_power_of_two(Floats v) {
+    Floats x = larger(splat(-126.f), smaller(splat(126.f), v));
+    Floats n = (Floats)_mm512_roundscale_ps((__m512)x, 0), r = x - n;
+    Floats p = splat(9.6181291e-3f);
+    p = p * r + 5.5504109e-2f;
+    p = p * r + 2.4022651e-1f;
+    p = p * r + 6.9314718e-1f;
+    return (Floats)_mm512_scalef_ps((__m512)(p * r + 1.f), (__m512)n);
+}
+#endif
+
 // tanh to 2e-7 of itself: a Taylor polynomial where 1 - e^-2v would cancel.
 static inline Floats hyperbolic_tangent(Floats v) {
     Floats s = v * v;
