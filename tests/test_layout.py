@@ -34,7 +34,7 @@ manifest, planning, shards.shard_file
 completion, estimate, output, shard_windows, status
 inspection, jobs, pipeline, recomputation
 publishing, verification
-derivation, runners
+derivation, runners, tuning
 reprocessing
 cli
 __main__
@@ -48,6 +48,7 @@ HEAVY = {
     "torch": r"engine\.torch_\w+|engine\.(decoder|device|gguf_import|plain|proven)|shards\.views|cpu\.portable\w*",
     "numba": r"cpu\.portable\w*",
     "llvmlite": r"cpu\.portable\w*",
+    "matplotlib": r"tuning\.plot",
     "transformers": r"engine\.(torch_\w+|checkpoint_tokenizer|decoder|gguf_import|model_config|quiet_transformers)"
     r"|text\.(encoders|tokenizer_export)",
     "datasets": r"sources\.hf",
@@ -66,6 +67,7 @@ AT_MODULE_LEVEL = {
     "torch": r"engine\.torch_\w+|cpu\.portable\w*",
     "numba": r"cpu\.portable\w*",
     "llvmlite": r"cpu\.portable\w*",
+    "matplotlib": r"(?!)",
     "transformers": r"engine\.torch_\w+",
     "datasets": r"(?!)",
     "gguf": r"(?!)",

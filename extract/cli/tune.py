@@ -1,4 +1,4 @@
-"""`extract tune`."""
+"""`extract tune`: the fastest settings of an engine on this device."""
 
 from pathlib import Path
 
