@@ -254,7 +254,7 @@ def test_where_time_is_short_one_point_is_measured_and_the_others_are_named(tied
         ("float32", 1, None),
         ("int8", 1, None),
     ]
-    assert "unmeasured int8, 1 thread: no time was left" in tuning_text(tuning)
+    assert "unmeasured int8, 1 thread: time did not suffice" in tuning_text(tuning)
 
 
 def test_a_lack_of_memory_is_a_row_of_the_table(tied, short_runs, monkeypatch):
@@ -360,7 +360,7 @@ DRAWN = Tuning(
         point("float32", 64, 1000.0, threads=1, difference=None),
         point("int8", 64, 9000.0),
     ),
-    unmeasured=(Unmeasured(precision="int8", threads=1, from_budget=128, reason="no time was left"),),
+    unmeasured=(Unmeasured(precision="int8", threads=1, from_budget=128, reason="time did not suffice"),),
     chosen=point("bfloat16", 128, 3000.0, difference=Difference(rel_error=0.03, kl=0.001, top1=0.995)),
     recipe=Recipe(device="cpu", dtype="bfloat16", micro_batch=128, threads=2, description='a "quoted" name\x7f'),
 )
@@ -453,7 +453,7 @@ def test_the_table_marks_what_was_chosen_and_what_is_noise_and_shows_the_faster_
     assert lines[9].split()[-3:] == ["-", "-", "-"]
     assert lines[12:] == [
         "!          runs differ by more than 15%: something else ran on this machine",
-        "unmeasured int8, 1 thread, budgets from 128 up: no time was left",
+        "unmeasured int8, 1 thread, budgets from 128 up: time did not suffice",
         "chosen     bfloat16, 2 threads, 128 tokens per micro-batch: 3,000 tokens/s",
         "           int8, 2 threads gives 9,000 tokens/s and is less exact; choose it yourself (--allow-int8)",
     ]

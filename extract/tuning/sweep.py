@@ -11,7 +11,7 @@ from extract.tuning.results import Difference, Point, Unmeasured
 from extract.tuning.trials import Trial
 from extract.tuning.workload import Workload
 
-NO_TIME = "no time was left"
+NO_TIME = "time did not suffice"
 
 
 class Sweep:
