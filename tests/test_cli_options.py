@@ -27,8 +27,8 @@ JOB = """
 
 OPTIONS = {
     "build": """
-        --allow-no-final-norm --allow-pickle --device --dtype --json --layout --max-input-tokens --max-sequences
-        --max-tokens --output --quiet --recipe --revision -o
+        --allow-no-final-norm --allow-pickle --decoder --device --dtype --json --layout --max-input-tokens
+        --max-sequences --max-tokens --micro-batch --output --quiet --recipe --revision --threads -o
     """,
     "tune": """
         --allow-int8 --device --json --max-input-tokens --output --plot --precisions --quiet --seconds --threads -o

@@ -19,7 +19,7 @@ from extract.spec import OutputKind
 
 NO_RECIPE = (
     "fast: no such file, and no recipe of that name comes with extract "
-    "(any/bfloat16-cpu, any/bfloat16-cuda, any/float32-cpu, smollm2/float32-cpu)."
+    "(any/bfloat16-cpu, any/bfloat16-cuda, any/float32-cpu, any/int8-cpu, smollm2/float32-cpu)."
 )
 
 

@@ -39,7 +39,25 @@ from extract.report import contract_text, emit, families_text
     "--max-tokens",
     metavar="TOKENS",
     type=int,
-    help="Most tokens of one pass.  [default: the recipe's, 4,096 on a CPU, 131,072 on a card]",
+    help="Most tokens of one pass.  [default: the recipe's, 16,384 with our own decoder, else 4,096 on a CPU, 131,072 "
+    "on a card]",
+)
+@click.option(
+    "--decoder",
+    type=click.Choice(choices_of(Recipe, "decoder")),
+    help="own: our packed CPU decoder; auto takes it where it is proven.  [default: the recipe's, auto]",
+)
+@click.option(
+    "--micro-batch",
+    metavar="TOKENS",
+    type=int,
+    help="Tokens that one thread of our own decoder carries through all layers.  [default: the recipe's, 256]",
+)
+@click.option(
+    "--threads",
+    metavar="THREADS",
+    type=int,
+    help="CPU threads of a run that names no number.  [default: the recipe's, all that it may use]",
 )
 @click.option(
     "--layout",
@@ -60,6 +78,9 @@ def build_command(
     max_input_tokens: int | None,
     max_sequences: int | None,
     max_tokens: int | None,
+    decoder: str | None,
+    micro_batch: int | None,
+    threads: int | None,
     layout: str | None,
     revision: str | None,
     allow_pickle: bool,
@@ -91,6 +112,9 @@ def build_command(
         max_input_tokens=max_input_tokens,
         max_sequences=max_sequences,
         max_tokens=max_tokens,
+        decoder=decoder,
+        micro_batch=micro_batch,
+        threads=threads,
         layout=layout,
     )
     contract = build(

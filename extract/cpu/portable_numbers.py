@@ -10,7 +10,6 @@ code as the new file's: wrong numbers, found the hard way.
 """
 
 import hashlib
-
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path

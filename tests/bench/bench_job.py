@@ -95,6 +95,7 @@ def _batches(spec: JobSpec, runtime) -> list:
         max_tokens=plan.max_tokens,
         max_sequences=plan.max_sequences,
         equal_length=runtime.contract.runtime.layout == "dense",
+        shared=runtime.contract.runtime.decoder == "own",
     )
     windows = prepared(worker, range(plan.num_shards or 1))
     found = [batch for window in windows for batch in pack(window.piece.rows, budget)]
