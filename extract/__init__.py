@@ -12,6 +12,7 @@ _HOMES = {
     "JobSpec": "extract.spec",
     "plan": "extract.jobs",
     "run": "extract.runners.local",
+    "tune": "extract.tuning.search",
     "verify": "extract.verification",
     "open_output": "extract.output",
 }

@@ -464,7 +464,7 @@ class TestImports:
     def test_the_package_gives_the_functions_behind_the_commands_on_first_use(self):
         ended = spawn(python="import sys, extract; print(*extract.__all__); print('numpy' in sys.modules, extract.run)")
         names, use = ended.out.splitlines()
-        assert names == "JobSpec build load_job open_output plan run verify"
+        assert names == "JobSpec build load_job open_output plan run tune verify"
         assert use.startswith("False <function run")
 
     def test_an_unknown_name_of_the_package_is_an_attribute_error(self):

@@ -75,7 +75,9 @@ def states(draw: st.DrawFn) -> StatesSpec:
     )
 
 
-RUNS = st.builds(RunSpec, max_sequences=LIMITS, max_tokens=LIMITS, threads=LIMITS, overlap=st.booleans())
+RUNS = st.builds(
+    RunSpec, max_sequences=LIMITS, max_tokens=LIMITS, threads=LIMITS, share=st.booleans(), overlap=st.booleans()
+)
 JOBS = st.builds(
     JobSpec,
     source=sources(),
@@ -115,7 +117,7 @@ def test_the_strategies_above_leave_no_key_out(cls, strategy):
 def test_a_table_has_the_keys_in_the_order_of_the_fields():
     table = as_table(JobSpec(source=SourceSpec(path="x")))
     assert list(table) == ["source", "engine", "output", "text", "states", "run"]
-    assert list(table["run"]) == ["max_sequences", "max_tokens", "threads", "overlap"]
+    assert list(table["run"]) == ["max_sequences", "max_tokens", "threads", "share", "overlap"]
 
 
 def refused(**tables: Any) -> str:

@@ -45,7 +45,8 @@ from extract.report import contract_text, emit, families_text
 @click.option(
     "--decoder",
     type=click.Choice(choices_of(Recipe, "decoder")),
-    help="own: our packed CPU decoder; auto takes it where it is proven.  [default: the recipe's, auto]",
+    help="Whose code runs it: our own packed CPU decoder (auto: where it is proven), or transformers'.  "
+    "[default: the recipe's, auto]",
 )
 @click.option(
     "--micro-batch",
