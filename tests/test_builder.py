@@ -15,7 +15,7 @@ from job_rig import CHECKPOINTS, LIMIT, Engines, errors, ids_of, job, parquet, r
 from safetensors.torch import load_file, save_file
 
 from extract.engine import builder, plain
-from extract.engine.builder import OutputExists, RecipeDoesNotFit, build
+from extract.engine.builder import NoOwnDecoder, OutputExists, RecipeDoesNotFit, build
 from extract.engine.comparison import NotFaithful
 from extract.engine.contract import CONTRACT_FILE, check_files, read_contract
 from extract.engine.device import computes_in, this_device
@@ -134,7 +134,8 @@ def test_a_checkpoint_without_a_tokenizer_takes_ids_only(tmp_path):
     assert errors(stored(tmp_path / "out"), reference(bare, ids)).max() <= 1e-5
 
 
-def test_every_step_is_said(checkpoint, tmp_path):
+def test_every_step_is_said(checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setattr("extract.cpu.implementations.compiles_first", lambda: False)
     said: list[str] = []
     build(checkpoint, tmp_path / "engine", SMALL, say=said.append)
     assert said == [
@@ -142,6 +143,33 @@ def test_every_step_is_said(checkpoint, tmp_path):
         "proving our own packed decoder in float32: rows must not touch each other, and must equal the plain model",
         "comparing it (packed, float32) with the plain model in float32, row by row",
     ]
+
+
+def test_a_build_that_compiles_kernels_first_says_so(checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setattr("extract.cpu.implementations.compiles_first", lambda: True)
+    said: list[str] = []
+    build(checkpoint, tmp_path / "engine", SMALL, say=said.append)
+    assert said[1] == "compiling kernels for this CPU, once (about ten seconds)"
+
+
+def test_a_recipe_for_our_own_decoder_is_refused_for_a_family_it_does_not_know(gpt2_checkpoint, tmp_path):
+    for recipe in (override(SMALL, decoder="own"), override(SMALL, dtype="int8")):
+        with pytest.raises(NoOwnDecoder) as error:
+            build(gpt2_checkpoint, tmp_path / "engine", recipe)
+        assert str(error.value) == (
+            "recipe: it asks for our own decoder (or for int8, which only that has), but gpt2: the packed CPU decoder "
+            'does not know model_type = "gpt2"; transformers\' own model runs it. Leave out --decoder own, or choose '
+            "--dtype float32 or bfloat16."
+        )
+    assert nothing_left(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "contradiction", [{"decoder": "transformers", "dtype": "int8"}, {"decoder": "own", "layout": "dense"}]
+)
+def test_a_recipe_that_contradicts_itself_is_refused_before_anything_loads(contradiction):
+    with pytest.raises(BadValue):
+        override(SMALL, **contradiction)
 
 
 # --- limits ---------------------------------------------------------------------------------------------------------

@@ -34,6 +34,16 @@ def kernels_for(precision: Precision, *, micro_batch: int, choice: Choice = "aut
     return portable_kernels(precision, micro_batch)
 
 
+COMPILING = "compiling kernels for this CPU, once (about ten seconds)"
+
+
+def compiles_first() -> bool:
+    """Whether opening an engine of our own decoder will compile the native kernels here."""
+    from extract.cpu.native_library import library_if_compiled
+
+    return library_if_compiled() is None
+
+
 def engine_kernels(contract: Contract) -> str | None:
     """`kernels_here` for an engine; `None` if our own decoder does not run it."""
     if contract.runtime.decoder != "own":

@@ -52,7 +52,10 @@ class RecipeDoesNotFit(SpecError):
 class NoOwnDecoder(SpecError):
     """The recipe needs our own decoder, which cannot run this checkpoint."""
 
-    template = "{where}: it asks for our own decoder (or for int8, which only that has): {reason}."
+    template = (
+        "{where}: it asks for our own decoder (or for int8, which only that has), but {reason}. "
+        "Leave out --decoder own, or choose --dtype float32 or bfloat16."
+    )
 
 
 def build(
@@ -123,7 +126,8 @@ def _build_into(
     if proven is None or proven.refused is not None:
         reasons = [plain.not_own if proven is None else proven.refused]
         if recipe.decoder == "own" or dtype == "int8":
-            raise NoOwnDecoder(where="recipe", reason=reasons[0] or "a device that is no CPU")
+            reason = reasons[0] or "that runs on a CPU only, packed, and not in float16"
+            raise NoOwnDecoder(where="recipe", reason=reason.rstrip("."))
         (draft / ARCHITECTURE_FILE).unlink(missing_ok=True)
         proven = prove_transformers(
             draft, plain, recipe, dtype, device, reasons, allow_no_final_norm=allow_no_final_norm, say=say

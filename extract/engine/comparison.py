@@ -66,15 +66,11 @@ def compare(runtime: "Runtime", plain: "PlainStates", name: str) -> Comparison:
     flat = np.concatenate(found)
     cosine = cosines(flat, np.concatenate(plain.states))
     worst, bound = max(errors), contract.fidelity.bound
-    if contract.precision.activations == plain.dtype:  # the proof's own question, on real text
-        if worst > bound:
-            raise NotFaithful(name=name, found=worst, expected=bound)
-    elif contract.runtime.decoder == "own":
-        if worst > bound:
-            raise NotFaithful(name=name, found=worst, expected=bound)
-        bound = BOUND_MARGIN * worst
-    else:
-        bound = max(bound, BOUND_MARGIN * worst)
+    same, own = contract.precision.activations == plain.dtype, contract.runtime.decoder == "own"
+    if (same or own) and worst > bound:  # the proof's own question, on real text
+        raise NotFaithful(name=name, found=worst, expected=bound)
+    if not same:
+        bound = BOUND_MARGIN * worst if own else max(bound, BOUND_MARGIN * worst)
     divergence, top1 = (None, None) if plain.head is None else plain.head.compare(flat, np.concatenate(plain.states))
     probe = [
         ProbeSequence(input_ids=tuple(ids), projection=_rounded(states))

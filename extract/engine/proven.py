@@ -57,10 +57,13 @@ def prove_own(
     draft: Path, plain: PlainStates, recipe: Recipe, dtype: str, device: Device, say: Callable[[str], None]
 ) -> Proven:
     """Try our own decoder on the weights that the build wrote."""
+    from extract.cpu.implementations import COMPILING, compiles_first
     from extract.cpu.runtime import open_cpu_runtime
     from extract.engine.torch_own_trial import try_own
 
     assert plain.facts is not None
+    if compiles_first():
+        say(COMPILING)
     say(f"proving our own packed decoder in {dtype}: rows must not touch each other, and must equal the plain model")
     write_architecture(draft, plain.facts.architecture)
     norm = plain.facts.final_norm

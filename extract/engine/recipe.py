@@ -42,6 +42,10 @@ class Recipe:
             raise ValueError("max_input_tokens: a whole number, 1 or more")
         if not 1 <= self.max_sequences <= MAX_SEQUENCES:
             raise ValueError(f"max_sequences: 1 to {MAX_SEQUENCES}")
+        if self.decoder == "transformers" and self.dtype == "int8":
+            raise ValueError('decoder: "auto" or "own" with dtype int8, which only our own decoder has')
+        if self.decoder == "own" and self.layout == "dense":
+            raise ValueError('layout: "auto" or "packed" with our own decoder')
         for key in ("micro_batch", "threads"):
             value = getattr(self, key)
             if value is not None and value < 1:

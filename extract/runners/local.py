@@ -121,9 +121,12 @@ def run_in(
     found = estimate(plan, job.source, job.tokenizer, directory.root)
     check_space(found, plan, directory.root, sum(commit.num_bytes for commit in read_commits(directory.commits)))
     if runtime is None:
+        from extract.cpu.implementations import COMPILING, compiles_first
         from extract.engine.runtimes import load_runtime
 
         progress.say(f"loading {job.engine}")
+        if plan.engine.runtime.decoder == "own" and compiles_first():
+            progress.say(COMPILING)
         runtime = load_runtime(job.engine, threads=plan.spec.run.threads, share=plan.spec.run.share)
     rows_before = sum(stop - start for start, stop in map(plan.rows_of, done)) if plan.num_rows is not None else 0
     progress.expect(plan.num_rows, rows_before)
