@@ -166,6 +166,39 @@ class Proof:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredFidelity:
+    """The engine against the model of a checkpoint on more rows than a build takes: what `extract fidelity` wrote.
+
+    Errors and cosines are of single tokens' states. `*_low` and `*_high` bound a mean with 95 % confidence. Divergences
+    are in nats; they and `top1` are `None` where the checkpoint holds no head.
+    """
+
+    checkpoint: str
+    sha256: str
+    reference: str
+    """Precision of the model it was compared with."""
+    rows: str
+    """Where the rows came from."""
+    num_rows: int
+    num_tokens: int
+    rel_error_mean: float
+    rel_error_p99: float
+    rel_error_max: float
+    cosine_mean: float
+    cosine_p01: float
+    cosine_min: float
+    kl_mean: float | None = None
+    kl_low: float | None = None
+    kl_high: float | None = None
+    kl_median: float | None = None
+    kl_p99: float | None = None
+    kl_max: float | None = None
+    top1: float | None = None
+    top1_low: float | None = None
+    top1_high: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fidelity:
     """The engine against the plain model in `reference` precision, on the build's passages."""
 
@@ -181,6 +214,8 @@ class Fidelity:
     """Mean KL divergence of the next token's distribution, in nats; `None` where no tied head can tell."""
     top1: float | None = None
     """Part of the tokens whose most likely next token is the same."""
+    measured: MeasuredFidelity | None = None
+    """A later, longer comparison."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
