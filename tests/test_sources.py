@@ -617,7 +617,7 @@ def test_row_groups_outside_the_range_are_not_read(tmp_path, monkeypatch):
     )
     source = open_source(SourceSpec(path=str(path)))
     assert rows_of(source, 35, 42) == texts(100).to_pylist()[35:42]
-    assert asked == [3, 4]
+    assert set(asked) == {3, 4}
     source.close()
 
 

@@ -1,8 +1,8 @@
 """Rows of one Arrow IPC file (Feather too) or stream, told apart by the first bytes.
 
 Files are memory-mapped: without compression nothing is copied before it is used. The file format is read by record
-batch, from anywhere; a stream only from its start. Buffers are checked against their lengths before use, since a
-damaged file would otherwise be read outside its own bytes.
+batch, from anywhere; a stream only from its start. Every offset, index and view is checked before use, since a damaged
+file would otherwise be read outside its own bytes; whether text is UTF-8 is not judged here.
 """
 
 from collections.abc import Iterator
@@ -50,7 +50,10 @@ class ArrowFile:
                 batch.validate()
                 for offset in range(0, batch.num_rows, DECODE_ROWS):
                     part = batch.slice(offset, DECODE_ROWS)
-                    yield [take_column(part, place) for place in self._places]
+                    arrays = [take_column(part, place) for place in self._places]
+                    for array in arrays:
+                        _check_bounds(array)
+                    yield arrays
 
     def _reader(self, data: pa.NativeFile, options: pa.ipc.IpcReadOptions | None) -> pa.ipc.RecordBatchReader:
         open_layout = pa.ipc.open_file if self._random_access else pa.ipc.open_stream
@@ -74,6 +77,16 @@ class ArrowFile:
             if max_rows is not None and sum(counts) >= max_rows:
                 break
         return counts
+
+
+def _check_bounds(array: pa.Array) -> None:
+    """Raise `pa.ArrowInvalid` for an array that points outside of its buffers, whatever its text is."""
+    bare = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view()}
+    try:
+        (array.view(bare[array.type]) if array.type in bare else array).validate(full=True)
+    except pa.ArrowInvalid as error:
+        if "UTF8" not in str(error):  # of a string inside a list or struct
+            raise
 
 
 def open_arrow(path: Path, columns: tuple[str, ...], max_rows: int | None) -> ArrowFile:

@@ -66,6 +66,11 @@ def column_names(spec: SourceSpec) -> tuple[str, ...]:
     return tuple(dict.fromkeys((spec.column, *ids, *spec.carry)))
 
 
+def copied_columns(spec: SourceSpec) -> frozenset[str]:
+    """Of the columns that a spec asks for, those that go to the output as they are."""
+    return frozenset((*spec.carry, *((spec.id_column,) if spec.id_column is not None else ())))
+
+
 def identity(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
     """A fingerprint without modification times: equal for equal rows, wherever and whenever they were copied."""
     kept = dict(fingerprint)

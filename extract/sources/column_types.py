@@ -4,11 +4,12 @@ Stored types differ for reasons that mean nothing to a reader (dictionary encodi
 file); those are unified. What would need a guess, text in one file and numbers in another, is refused.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import pyarrow as pa
 
 from extract.errors import SourceError
+from extract.sources.plain_arrays import plain_array
 from extract.spec import InputKind
 
 EXPECTED: dict[InputKind, str] = {
@@ -38,7 +39,19 @@ class TypesDiffer(SourceError):
 class CastFailed(SourceError):
     """A value does not fit the type that its column has over all files."""
 
-    template = '{path}: column "{column}" does not fit {expected}, its type over all files: {problem}'
+    template = (
+        '{path}: column "{column}" does not fit {expected}, its type over all files: {problem}. '
+        "Convert the file, or leave the column out."
+    )
+
+
+class NotReadableText(SourceError):
+    """A string that is to be copied to the output is not UTF-8: no reader would open the column it lands in."""
+
+    template = (
+        '{path}: column "{column}" holds a string that is not valid UTF-8 (row {row}), and is to be copied to the '
+        "output. Repair the file, store the column as bytes, or leave it out of source.carry and source.id_column."
+    )
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
@@ -114,21 +127,69 @@ def unify(column: str, types: Sequence[pa.DataType], paths: Sequence[object]) ->
     return unified
 
 
-def conform(arrays: Sequence[pa.Array], schema: pa.Schema, path: object) -> pa.RecordBatch:
+def always_fits(stored: pa.DataType, unified: pa.DataType) -> bool:
+    """Whether every value of one plain type has an equal one in another; if not, only the values can tell."""
+    types = pa.types
+    if stored == unified or types.is_null(stored) or (_is_text(stored) and _is_text(unified)):
+        return True
+    if types.is_integer(stored) and types.is_integer(unified):
+        signs = (types.is_signed_integer(stored), types.is_signed_integer(unified))
+        wider = unified.bit_width > stored.bit_width
+        return bool(wider if signs == (False, True) else signs[0] == signs[1])
+    if types.is_floating(unified):
+        mantissa = {16: 11, 32: 24, 64: 53}[unified.bit_width]
+        if types.is_floating(stored):
+            return bool(unified.bit_width >= stored.bit_width)
+        return bool(types.is_integer(stored) and stored.bit_width <= mantissa)
+    if types.is_struct(stored) and types.is_struct(unified):
+        members = [stored.field(index) for index in range(stored.num_fields)]
+        return all(always_fits(member.type, unified.field(member.name).type) for member in members)
+    items = _item_type(stored), _item_type(unified)
+    if items[0] is None or items[1] is None or types.is_fixed_size_list(unified):
+        return False
+    return always_fits(items[0], items[1])
+
+
+def conform(
+    arrays: Sequence[pa.Array], schema: pa.Schema, path: object, first_row: int = 0, copied: Container[str] = ()
+) -> pa.RecordBatch:
     """The arrays as one batch of exactly `schema`.
+
+    `copied` are the columns that go to the output as they are; `first_row` is the batch's, for messages.
 
     Raises:
         CastFailed: a value does not fit, such as an unsigned integer above the signed range.
+        NotReadableText: a string of a copied column is not UTF-8.
     """
     columns = []
     for array, field in zip(arrays, schema, strict=True):
-        plain = array.storage if isinstance(array, pa.ExtensionArray) else array
         try:
+            plain = plain_array(array)
             columns.append(plain if plain.type == field.type else plain.cast(field.type))
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            problem = str(error).splitlines()[0][:300]
+            if field.name in copied:
+                columns[-1].validate(full=True)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowIndexError) as error:
+            problem = str(error).splitlines()[0][:300].rstrip(".")
+            if field.name in copied and "UTF8" in problem:
+                row = first_row + _first_invalid(array)
+                raise NotReadableText(path=path, column=field.name, row=row) from None
             raise CastFailed(path=path, column=field.name, expected=field.type, problem=problem) from error
     return pa.record_batch(columns, schema=schema)
+
+
+def _first_invalid(array: pa.Array) -> int:
+    for row in range(len(array)):
+        try:
+            array.slice(row, 1).validate(full=True)
+        except pa.ArrowInvalid:
+            return row
+    return 0
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    types = pa.types
+    is_string = types.is_string(kind) or types.is_large_string(kind)
+    return bool(is_string or types.is_binary(kind) or types.is_large_binary(kind))
 
 
 def _item_type(kind: pa.DataType) -> pa.DataType | None:

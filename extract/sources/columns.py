@@ -68,7 +68,7 @@ def _find(fields: list[pa.Field], name: str, path: object) -> tuple[ColumnPath, 
         if not matches:
             continue
         kind = matches[0].type
-        if not rest:
+        if rest is None:
             return (head,), kind
         if pa.types.is_struct(kind):
             inner = _find([kind.field(index) for index in range(kind.num_fields)], rest, path)
@@ -77,10 +77,11 @@ def _find(fields: list[pa.Field], name: str, path: object) -> tuple[ColumnPath, 
     return None
 
 
-def _splits(name: str) -> list[tuple[str, str]]:
-    """("a.b.c", ""), ("a.b", "c"), ("a", "b.c"): the longest own name first."""
+def _splits(name: str) -> list[tuple[str, str | None]]:
+    """("a.b.c", None), ("a.b", "c"), ("a", "b.c"): the longest own name first. "a." asks for a member without name."""
     parts = name.split(".")
-    return [(".".join(parts[:size]), ".".join(parts[size:])) for size in range(len(parts), 0, -1)]
+    inner = [(".".join(parts[:size]), ".".join(parts[size:])) for size in range(len(parts) - 1, 0, -1)]
+    return [(name, None), *inner]
 
 
 def _dotted_names(schema: pa.Schema) -> list[str]:

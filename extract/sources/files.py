@@ -52,6 +52,12 @@ class DuplicateFile(SourceError):
     template = "{path}: listed twice in the source; its rows would be read twice. Name each file once."
 
 
+class UnreadableDirectory(SourceError):
+    """A directory whose files cannot be listed: without them, rows would be missing in silence."""
+
+    template = "{path}: cannot be listed: {problem}. Allow it, or name the files that are to be read."
+
+
 class UnreadableFile(SourceError):
     """A file that is not what its name says, or is damaged."""
 
@@ -105,10 +111,18 @@ def list_files(paths: tuple[str, ...], wanted: FileFormat) -> tuple[Path, ...]:
 
 
 def directory_files(directory: Path) -> list[Path]:
-    """Files under a directory, sorted by relative name; linked directories are followed, each directory once."""
+    """Files under a directory, sorted by relative name; linked directories are followed, each directory once.
+
+    Raises:
+        UnreadableDirectory: the directory, or one below it, cannot be listed.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise UnreadableDirectory(path=error.filename, problem=error.strerror)
+
     found: list[Path] = []
     visited: set[str] = set()
-    for root, directories, files in os.walk(directory, followlinks=True):
+    for root, directories, files in os.walk(directory, onerror=refuse, followlinks=True):
         real = os.path.realpath(root)
         if real in visited:
             directories.clear()

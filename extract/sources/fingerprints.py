@@ -46,8 +46,10 @@ def describe_file(
     return entry | {"sha256": _digest(path, sampled=sampled), "sampled": sampled}
 
 
-def check_unchanged(path: Path, entry: Mapping[str, Any]) -> None:
+def check_unchanged(path: Path, entry: Mapping[str, Any]) -> int:
     """Compare a file with its fingerprint entry: size and time, and the digest only if the time differs.
+
+    Returns the modification time in ns at which the file was found to be the same.
 
     Raises:
         SourceChanged: gone, of another size, or of other bytes.
@@ -62,6 +64,7 @@ def check_unchanged(path: Path, entry: Mapping[str, Any]) -> None:
         found = _digest(path, sampled=entry["sampled"])
         if found != entry["sha256"]:
             raise SourceChanged(path=path, field="sha256", expected=entry["sha256"][:12], found=found[:12])
+    return stat.st_mtime_ns
 
 
 def _digest(path: Path, *, sampled: bool) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from extract.errors import SourceError
-from extract.sources.base import Source, SourceLayout, column_names
+from extract.sources.base import Source, SourceLayout, column_names, copied_columns
 from extract.sources.column_types import conform, input_type, plain_type
 from extract.sources.columns import ColumnPath, find_column, take_column
 from extract.sources.cursor import Batches, RowCursor
@@ -91,7 +91,7 @@ class TableDataset:
         while row < end:
             with dataset_errors(self._spec):
                 table = self._dataset[row : min(end, row + min(step, max_rows))]
-            yield from self._columns.take(table)
+            yield from self._columns.take(table, row)
             row += table.num_rows
             step = max(1, min(DECODE_ROWS, table.num_rows * DECODE_BYTES // max(table.nbytes, 1)))
 
@@ -152,13 +152,14 @@ class StreamedDataset:
 
     def _batches(self) -> Batches:
         assert self._columns is not None
-        tables = self._dataset.iter(batch_size=DECODE_ROWS)
+        tables, row = self._dataset.iter(batch_size=DECODE_ROWS), 0
         while True:
             with dataset_errors(self._spec):
                 table = next(tables, None)
             if table is None:
                 return
-            yield from self._columns.take(table)
+            yield from self._columns.take(table, row)
+            row += table.num_rows
 
 
 class Columns:
@@ -173,13 +174,19 @@ class Columns:
         types = [plain_type(kind) for _, kind in found]
         types[0] = input_type(spec.input, types[0], spec.column, self._path)
         self.schema = pa.schema(list(zip(names, types, strict=True)))
+        self._copied = copied_columns(spec)
 
-    def take(self, table: pa.Table) -> Iterator[pa.RecordBatch]:
-        """The table's rows in the layout's schema; a batch ends where one of the table's chunks does."""
+    def take(self, table: pa.Table, first_row: int) -> Iterator[pa.RecordBatch]:
+        """The table's rows in the layout's schema; a batch ends where one of the table's chunks does.
+
+        `first_row` is the position of the table's first row, for messages.
+        """
         for batch in table.to_batches():
             # A streamed table may lack a column, or have moved it: it is found anew.
             places = [find_column(batch.schema, name, self._path)[0] for name in self.schema.names]
-            yield conform([take_column(batch, place) for place in places], self.schema, self._path)
+            arrays = [take_column(batch, place) for place in places]
+            yield conform(arrays, self.schema, self._path, first_row, self._copied)
+            first_row += batch.num_rows
 
 
 @contextmanager

@@ -16,6 +16,8 @@ _NAMES: dict[type, str] = {
     list: "a list",
     dict: "an object",
 }
+EXACT_AS_FLOAT = 2**53
+"""Integers up to this size have an equal float64."""
 _SCALARS: dict[type, pa.DataType] = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
 
 
@@ -30,15 +32,17 @@ class SeenValues:
         kind: Python type of all values that are not null; `None` before the first.
         item: what lists held; `fields`: what objects held, by key.
         lone_surrogate: a string that UTF-8 cannot hold was seen here or inside.
+        wide: an integer was seen that no float64 equals.
     """
 
-    __slots__ = ("fields", "item", "kind", "lone_surrogate")
+    __slots__ = ("fields", "item", "kind", "lone_surrogate", "wide")
 
     def __init__(self) -> None:
         self.kind: type | None = None
         self.item: SeenValues | None = None
         self.fields: dict[str, SeenValues] = {}
         self.lone_surrogate = False
+        self.wide = False
 
     def add(self, value: Any) -> None:
         """Take one more value into account.
@@ -58,8 +62,8 @@ class SeenValues:
             self._add_items(value)
         elif kind is dict:
             self._add_fields(value)
-        elif kind is int and not -(2**63) <= value < 2**63:
-            raise Conflict("an integer beyond 64 bits")
+        elif kind is int:
+            self._add_integer(value)
 
     def arrow(self) -> pa.DataType:
         """The type that holds every value seen."""
@@ -75,6 +79,16 @@ class SeenValues:
             self.kind = kind
         elif (self.kind, kind) != (float, int):
             raise Conflict(f"{_NAMES[kind]}, where the lines before have {_NAMES[self.kind]}")
+        if self.wide and kind is float:
+            raise Conflict("a number with a fraction, where a line before has an integer that a fraction cannot hold")
+
+    def _add_integer(self, value: int) -> None:
+        if not -(2**63) <= value < 2**63:
+            raise Conflict("an integer beyond 64 bits")
+        if not -EXACT_AS_FLOAT <= value <= EXACT_AS_FLOAT:
+            self.wide = True
+            if self.kind is float:
+                raise Conflict("an integer that a fraction cannot hold, where the lines before have numbers with one")
 
     def _add_items(self, values: list[Any]) -> None:
         self.item = self.item or SeenValues()
