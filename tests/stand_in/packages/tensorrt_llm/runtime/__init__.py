@@ -1,0 +1,5 @@
+"""Running engines."""
+
+from tensorrt_llm.runtime.session import Session, TensorInfo
+
+__all__ = ["Session", "TensorInfo"]
