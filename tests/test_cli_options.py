@@ -44,6 +44,7 @@ OPTIONS = {
     """,
     "families": "--json",
     "sample": "--json --output --rows -o",
+    "patch": "--dry-run --json --kind --patch --tree",
 }
 
 ARGUMENTS = {
@@ -57,6 +58,7 @@ ARGUMENTS = {
     "reprocess": ["OUT"],
     "families": [],
     "sample": [],
+    "patch": ["list|check|apply|revert"],
 }
 
 

@@ -24,7 +24,7 @@ LAYERS = """
 errors
 canonical, problems, progress, records, settings, store
 assets, packing, sample, selection, spec
-claims, commits, report, shards, sources
+claims, commits, patching, report, shards, sources
 engine.contract, engine.recipe
 cpu
 text

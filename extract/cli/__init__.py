@@ -25,6 +25,7 @@ COMMANDS = {
     "reprocess": "extract.cli.check",
     "families": "extract.cli.engines",
     "sample": "extract.cli.show",
+    "patch": "extract.cli.patch",
 }
 """In the order of a job."""
 
