@@ -21,7 +21,6 @@ from extract.sources import arrow_ipc, files, fingerprints, hf, identity, jsonl,
 from extract.spec import SourceSpec
 
 ROOT = Path(__file__).parents[1]
-FOREIGN_PARQUET = ROOT.parent / "shared" / "cases" / "parquet-testing"
 
 
 # --- writing one table in every format ------------------------------------------------------------------------------
@@ -646,42 +645,6 @@ def test_a_file_that_is_not_parquet_is_refused_by_name(tmp_path):
     assert error_of(path=str(path)).startswith(f"{path}: cannot be read as parquet: ")
     path.write_bytes(b"")
     assert error_of(path=str(path)) == f"{path}: cannot be read as parquet: Parquet file size is 0 bytes"
-
-
-def same_values(first: pa.ChunkedArray, second: pa.ChunkedArray) -> bool:
-    return first.equals(second) or repr(first.to_pylist()) == repr(second.to_pylist())  # in repr NaN equals itself
-
-
-@pytest.mark.skipif(not FOREIGN_PARQUET.is_dir(), reason="the parquet-testing files are not beside the repository")
-def test_foreign_parquet_files_read_as_pyarrow_reads_them_or_are_refused_by_name():
-    num_read = num_refused = 0
-    for path in sorted(FOREIGN_PARQUET.glob("*/*.parquet")):
-        try:
-            expected = pq.read_table(path, page_checksum_verification=True, use_threads=False, pre_buffer=False)
-        except (pa.ArrowException, OSError):
-            expected = pa.table({"a": []})
-            assert error_of(path=str(path), column="a").startswith(f"{path}: ")
-        columns = [name for name in expected.schema.names if expected.schema.names.count(name) == 1]
-        texts = [name for name in columns if str(expected.schema.field(name).type) in ("string", "binary")]
-        for column in columns[:1] + texts[:1]:
-            carry = tuple(name for name in columns if name != column)
-            try:
-                source = open_source(SourceSpec(path=str(path), column=column, carry=carry))
-                batches = list(source.read(0, None, 1000))
-            except SourceError as error:
-                assert str(error).startswith(f"{path}: ")
-                num_refused += 1
-                continue
-            found = pa.Table.from_batches(batches, source.layout().schema)
-            for field in found.schema:
-                assert same_values(found[field.name], expected[field.name].cast(field.type)), (path, field.name)
-            num_read += 1
-        if len(expected):
-            stored = list(parquet.ParquetFile(path, tuple(columns)).batches(0))
-            for index, column in enumerate(columns):
-                values = pa.chunked_array([arrays[index] for arrays in stored])
-                assert same_values(values, expected[column]), (path, column)
-    assert (num_read > 20, num_refused > 20) == (True, True)
 
 
 # --- JSONL ------------------------------------------------------------------------------------------------------------

@@ -214,8 +214,9 @@ class FileSource:
                 readable.append(name)
         if not readable:
             return error
-        unreadable = ", ".join(f'"{name}"' for name in names if name not in readable) or "all together"
-        problem = f"column {unreadable}: {error.facts['problem']}"
+        blamed = [f'column "{name}"' for name in names if name not in readable or len(readable) == len(names)]
+        together = " together" if len(readable) == len(names) else ""
+        problem = f"{', '.join(blamed)}{together}: {error.facts['problem']}"
         return UnreadableFile(path=path, format=self._format, problem=problem)
 
 
