@@ -74,4 +74,5 @@ def strict_class(name: str, module: str = MODULE_OF_BINDINGS) -> type:
         found.apply_defaults()
         vars(self).update(found.arguments)
 
-    return type(name, (), {"__init__": __init__, "__module__": module})
+    properties = {param: property(lambda self, param=param: vars(self)[param]) for param in bound.parameters}
+    return type(name, (), {**properties, "__init__": __init__, "__module__": module})

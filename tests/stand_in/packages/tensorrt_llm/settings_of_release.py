@@ -17,17 +17,29 @@ def make_default(default, factories):
     return copy.copy(default)
 
 
+class _FieldsOf:
+    """Names of the fields where introspection looks for them."""
+
+    def __init__(self, prefix=""):
+        self.prefix = prefix
+
+    def __get__(self, instance, owner):
+        return {self.prefix + name: default for name, default in fields(owner.facts_module, owner.__name__).items()}
+
+
 class Plain:
     """As a dataclass: unknown keywords are refused, any attribute may be set."""
 
+    __dataclass_fields__ = _FieldsOf()
+
     def __init__(self, **given):
-        known = fields(type(self).facts_module, type(self).__name__)
+        known = fields(self.facts_module, type(self).__name__)
         unknown = sorted(set(given) - set(known))
         if unknown:
             name = f"{type(self).__name__}.__init__()"
             raise TypeError(f"{name} got an unexpected keyword argument {unknown[0]!r}")
         for name, default in known.items():
-            value = given[name] if name in given else make_default(default, type(self).factories())
+            value = given[name] if name in given else make_default(default, self.factories())
             setattr(self, name, value)
 
     @classmethod
@@ -40,6 +52,7 @@ class Validated:
     """As a model with validation: unknown names vanish without a word, in the constructor and in an assignment."""
 
     validate_assignment = False
+    model_fields = _FieldsOf()
 
     def __init__(self, **given):
         for name, default in self.known().items():

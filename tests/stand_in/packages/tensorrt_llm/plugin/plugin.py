@@ -3,7 +3,7 @@
 from stand_in.facts import fields
 from stand_in.state import at_least
 
-from tensorrt_llm.settings_of_release import Plain, Validated, ValidationError
+from tensorrt_llm.settings_of_release import Plain, Validated, ValidationError, _FieldsOf
 
 UNDERSCORED = not at_least("1.1")
 """Fields are properties over names with an underscore, and the constructor takes nothing."""
@@ -58,7 +58,9 @@ if at_least("1.2"):
 else:
 
     class PluginConfig(_Resolving, Plain):
-        """Attributes only."""
+        """A dataclass; up to 1.0 its fields have an underscore before them and properties over them."""
+
+        __dataclass_fields__ = _FieldsOf("_" if UNDERSCORED else "")
 
         def __init__(self, **given):
             if given and UNDERSCORED:
