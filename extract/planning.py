@@ -34,6 +34,15 @@ class BeyondEngine(SpecError):
     )
 
 
+class StatesNotGiven(SpecError):
+    """The job asks for states that the engine does not put out."""
+
+    template = (
+        "states.kind is {found}, but this engine puts out the {expected} token's state only. "
+        "Ask for --kind {expected}, or build an engine with --states tokens"
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """A job, resolved, with the engine that it was resolved against. Nothing in it depends on who runs it or when."""
@@ -90,6 +99,8 @@ def make_plan(spec: JobSpec, contract: Contract, layout: SourceLayout) -> Plan:
     Raises:
         SpecError: the job asks for something that the engine or the source cannot give; the message says what can be.
     """
+    if contract.output.states == "last" and spec.states.kind != "last":
+        raise StatesNotGiven(found=spec.states.kind, expected="last")
     max_input_tokens = _within("text.max_input_tokens", spec.text.max_input_tokens, contract, "max_input_tokens")
     run = dataclasses.replace(
         spec.run,

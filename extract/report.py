@@ -16,6 +16,7 @@ from extract.progress import duration
 
 if TYPE_CHECKING:
     from extract.derivation import Derived
+    from extract.engine.build_plan import BuildPlan
     from extract.engine.contract import Contract, Fidelity
     from extract.engine.families import Family
     from extract.inspection import Inspection
@@ -68,6 +69,7 @@ def plan_text(found: "PlannedJob") -> str:
         f"output     {shape}, width {engine['width']:,}, {states.dtype}, {_compression(found)}",
         f"limits     {found.spec.text.max_input_tokens:,} tokens a row; {found.spec.run.max_tokens:,} tokens, "
         f"{found.spec.run.max_sequences:,} sequences a pass",
+        *_passes(engine["limits"]),
         f"rows       {rows}"
         + (f" in {cost.num_shards:,} shards of {cost.rows_per_shard:,}" if cost.num_shards else ""),
         f"outcomes   {_counts(cost.outcomes)}  ({sample})",
@@ -127,6 +129,59 @@ def status_text(found: "Status") -> str:
     return "\n".join(lines)
 
 
+def build_plan_text(found: "BuildPlan") -> str:
+    """What a build would make."""
+    precision = found.dtype if found.weights == found.dtype else f"{found.weights} products, {found.dtype} states"
+    of = "every token's state" if found.states == "tokens" else "the last token's state"
+    lines = [
+        f"engine     {found.checkpoint} ({found.architecture}), {precision}, by {found.runtime} on {found.device}",
+        f"output     {of}, width {found.hidden_size:,}; cache {found.cache}",
+        f"limits     {found.max_input_tokens:,} tokens a row; batches of {found.max_tokens:,} tokens, passes of "
+        f"{found.pass_tokens:,} tokens and {found.max_sequences:,} sequences",
+        f"bound by   {found.binding}",
+    ]
+    if found.width is not None and found.element_limit is not None:
+        lines.append(
+            f"widest     {found.widest}: {found.width:,} elements a token, so TensorRT takes at most "
+            f"{found.element_limit:,} tokens"
+        )
+    memory = {name: size for name, size in found.memory.items() if name != "total"}
+    total = found.memory.get("total")
+    lines += [
+        f"{'memory' if not place else '':<11}{name:<12}{_gib(size):>10}"
+        for place, (name, size) in enumerate(memory.items())
+    ]
+    if total is not None:
+        lines.append(f"{'':<11}{'total':<12}{_gib(total):>10} of {_gib(found.card_bytes or 0)}, by estimate")
+    if found.host_bytes is not None:
+        lines.append(f"host       {_gib(found.host_bytes)} page-locked beside the card")
+    if found.tiers:
+        lines.append(f"tiers      {', '.join(f'{budget:,}' for budget in found.tiers)} tokens a pass (--tiers)")
+    return "\n".join(lines)
+
+
+def tiers_text(built: Mapping[Path, "Contract"]) -> str:
+    """Engines of one checkpoint, by the size of their passes."""
+    lines = [f"{'tokens a pass':>14} {'on the card':>12} {'tokens/s':>10}  engine"]
+    for path, contract in built.items():
+        limits = contract.limits
+        memory = "?" if limits.memory_bytes is None else _gib(limits.memory_bytes)
+        lines.append(f"{limits.pass_tokens or 0:>14,} {memory:>12} {contract.measured.tokens_per_s:>10,.0f}  {path}")
+    return "\n".join(lines)
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:,.2f} GiB"
+
+
+def _passes(limits: Mapping[str, Any]) -> list[str]:
+    """How a runtime splits batches, where it does."""
+    if limits["pass_tokens"] is None:
+        return []
+    memory = "" if limits["memory_bytes"] is None else f"; {_gib(limits['memory_bytes'])} on the card"
+    return [f"passes     of up to {limits['pass_tokens']:,} tokens, bound by {limits['binding']}{memory}"]
+
+
 def _next_token(fidelity: "Fidelity") -> str:
     if fidelity.kl_mean is None or fidelity.top1 is None:
         return ""
@@ -137,7 +192,7 @@ def contract_text(contract: "Contract", path: Path, kernels: str | None = None) 
     """What an engine is, and which kernels of our own would compute here (`None`: none would)."""
     checkpoint, limits, tokenizer = contract.checkpoint, contract.limits, contract.tokenizer
     size = sum(file.size for file in contract.files)
-    weights = sum(file.size for file in contract.files if file.name.endswith(".safetensors"))
+    weights = sum(file.size for file in contract.files if file.name.endswith((".safetensors", ".engine")))
     lines = [
         f"engine     {path} (id {contract.engine_id[:16]}, {_size(size)}, of which weights {_size(weights)}, no head)",
         f"checkpoint {checkpoint.name} ({checkpoint.kind}, sha256 {checkpoint.sha256[:12]}): "
@@ -149,8 +204,9 @@ def contract_text(contract: "Contract", path: Path, kernels: str | None = None) 
         f"{contract.runtime.layout} layout",
         *([] if kernels is None else [f"kernels    {kernels}"]),
         f"limits     {limits.max_input_tokens:,} tokens a row, {limits.max_sequences:,} sequences and "
-        f"{limits.max_tokens:,} tokens a pass (set by {limits.binding}); cache {contract.cache}, "
-        f"{contract.generated_tokens} generated tokens",
+        f"{limits.max_tokens:,} tokens a {'pass' if limits.pass_tokens is None else 'batch'} (set by "
+        f"{limits.binding}); cache {contract.cache}, {contract.generated_tokens} generated tokens",
+        *_passes(asdict(limits)),
         f"state      output of {contract.output.module}, after the final norm, width {contract.output.width:,}; "
         f"the head's input is {contract.output.head_input}",
         f"tokenizer  {tokenizer.kind}"

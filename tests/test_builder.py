@@ -417,11 +417,28 @@ def test_a_recipe_is_read_from_toml(tmp_path):
     [
         ("max_tokns = 5", UnknownKey, '{path}: unknown key "max_tokns". Did you mean '),
         (
-            'dtype = "fp8"',
+            'dtype = "fp4"',
             BadValue,
-            '{path}: dtype is "fp8", expected one of "auto", "float32", "bfloat16", "float16", "int8".',
+            '{path}: dtype is "fp4", expected one of "auto", "float32", "bfloat16", "float16", "int8", "fp8".',
         ),
-        ('runtime = "trt"', BadValue, '{path}: runtime is "trt", expected one of "torch".'),
+        ('runtime = "trt"', BadValue, '{path}: runtime is "trt", expected one of "torch", "tensorrt-llm".'),
+        ('dtype = "fp8"', BadValue, '{path}: dtype is "fp8", expected any but fp8, or runtime "tensorrt-llm".'),
+        ('mlp = "separate"', BadValue, '{path}: mlp is "separate", expected left out, or runtime "tensorrt-llm".'),
+        (
+            'runtime = "tensorrt-llm"\nthreads = 2',
+            BadValue,
+            '{path}: threads is 2, expected left out with runtime "tensorrt-llm".',
+        ),
+        (
+            'runtime = "tensorrt-llm"\npass_tokens = 64',
+            BadValue,
+            "{path}: pass_tokens is 64, expected at least max_input_tokens (128).",
+        ),
+        (
+            'runtime = "tensorrt-llm"\ncard_memory_gib = 0.0',
+            BadValue,
+            "{path}: card_memory_gib is 0.0, expected a number above 0.",
+        ),
         ("max_input_tokens = 0", BadValue, "{path}: max_input_tokens is 0, expected a whole number, 1 or more."),
         ("max_sequences = 8193", BadValue, "{path}: max_sequences is 8193, expected 1 to 8192."),
         ("max_tokens = 1048577", BadValue, "{path}: max_tokens is 1048577, expected 1 to 1048576."),

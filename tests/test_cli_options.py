@@ -27,11 +27,15 @@ JOB = """
 
 OPTIONS = {
     "build": """
-        --allow-no-final-norm --allow-pickle --decoder --device --dtype --json --layout --max-input-tokens
-        --max-sequences --max-tokens --micro-batch --output --quiet --recipe --revision --threads -o
+        --allow-no-final-norm --allow-pickle --cache --card-memory --decoder --device --dry-run --dtype --json --layout
+        --max-input-tokens --max-sequences --max-tokens --micro-batch --output --pass-tokens --quiet --recipe
+        --reference --revision --runtime --states --threads --tiers -o
     """,
     "tune": """
         --allow-int8 --device --json --max-input-tokens --output --plot --precisions --quiet --seconds --threads -o
+    """,
+    "fidelity": """
+        --allow-pickle --column --data --input --json --max-kl --quiet --reference --revision --rows --threads --write
     """,
     "inspect": "--json --row",
     "plan": f"{JOB} --json",
@@ -45,11 +49,13 @@ OPTIONS = {
     "families": "--json",
     "sample": "--json --output --rows -o",
     "patch": "--dry-run --json --kind --patch --tree",
+    "doctor": "--json --seconds",
 }
 
 ARGUMENTS = {
     "build": ["CHECKPOINT"],
     "tune": ["CHECKPOINT"],
+    "fidelity": ["ENGINE"],
     "inspect": ["ENGINE|OUT"],
     "plan": ["[SPEC]"],
     "run": ["[SPEC]"],
@@ -59,6 +65,7 @@ ARGUMENTS = {
     "families": [],
     "sample": [],
     "patch": ["list|check|apply|revert"],
+    "doctor": [],
 }
 
 

@@ -160,7 +160,7 @@ def test_what_does_not_parse_is_refused(engine, content, problem):
         ({"limits": {"max_tokens": "many"}}, '{path} [limits]: max_tokens is "many", expected a whole number.'),
         ({"device": {"type": "tpu"}}, '{path} [device]: type is "tpu", expected one of "cpu", "cuda".'),
         ({"format": "other"}, '{path}: format is "other", expected one of "extract-engine".'),
-        ({"cache": "paged"}, '{path}: cache is "paged", expected one of "none".'),
+        ({"cache": "kept"}, '{path}: cache is "kept", expected one of "none", "paged".'),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

@@ -25,16 +25,16 @@ errors
 canonical, problems, progress, records, settings, store
 assets, packing, sample, selection, spec
 claims, commits, patching, report, shards, sources
-engine.contract, engine.recipe
-cpu
+engine.contract, engine.recipe, engine.torch_packed_pass, engine.torch_pooling
+cpu, tensorrt
 text
 engine
 job
 manifest, planning, shards.shard_file
-completion, estimate, output, shard_windows, status
+completion, doctor, estimate, output, shard_windows, status
 inspection, jobs, pipeline, recomputation
 publishing, verification
-derivation, runners, tuning
+derivation, fidelity_check, runners, tuning
 reprocessing
 cli
 __main__
@@ -45,7 +45,8 @@ A package stands for all of its modules but those that a line of their own names
 """
 
 HEAVY = {
-    "torch": r"engine\.torch_\w+|engine\.(decoder|device|gguf_import|plain|proven)|shards\.views|cpu\.portable\w*",
+    "torch": r"engine\.torch_\w+|engine\.(decoder|device|gguf_import|plain|proven)|shards\.views|cpu\.portable\w*"
+    r"|tensorrt\.(card|cuda_card|engine_inputs|executor_runtime|session_runtime)",
     "numba": r"cpu\.portable\w*",
     "llvmlite": r"cpu\.portable\w*",
     "matplotlib": r"tuning\.plot",
@@ -64,7 +65,7 @@ HEAVY = {
 """Which modules may import a package at all."""
 
 AT_MODULE_LEVEL = {
-    "torch": r"engine\.torch_\w+|cpu\.portable\w*",
+    "torch": r"engine\.torch_\w+|cpu\.portable\w*|tensorrt\.(cuda_card|executor_runtime|session_runtime)",
     "numba": r"cpu\.portable\w*",
     "llvmlite": r"cpu\.portable\w*",
     "matplotlib": r"(?!)",
@@ -75,6 +76,9 @@ AT_MODULE_LEVEL = {
     "jinja2": r"(?!)",
 }
 """Which may do so at module level; the others inside the function that needs it."""
+
+OPTIONAL = {"tensorrt_llm": r"tensorrt\.\w+", "tensorrt": r"tensorrt\.\w+"}
+"""Which modules may import a package that need not be installed, always inside a function."""
 
 LIGHT_PACKAGES = {"numpy", "pyarrow"}
 
@@ -179,13 +183,20 @@ class TestHeavyPackages:
         assert users, f"nothing imports {package}"
         assert {name for name in users if not re.fullmatch(HEAVY[package], name)} == set()
 
+    @pytest.mark.parametrize("package", OPTIONAL)
+    def test_what_need_not_be_installed_is_imported_where_it_is_used(self, package):
+        users = {name for name in modules() if package in packages(name)}
+        assert users, f"nothing imports {package}"
+        assert {name for name in users if not re.fullmatch(OPTIONAL[package], name)} == set()
+        assert {name for name in users if package in packages(name, lazy=False)} == set()
+
     @pytest.mark.parametrize("package", AT_MODULE_LEVEL)
     def test_it_is_imported_inside_the_function_that_needs_it(self, package):
         users = {name for name in modules() if package in packages(name, lazy=False)}
         assert {name for name in users if not re.fullmatch(AT_MODULE_LEVEL[package], name)} == set()
 
     def test_nothing_else_is_imported(self):
-        assert {package for name in modules() for package in packages(name)} == {*HEAVY, *LIGHT_PACKAGES}
+        assert {package for name in modules() for package in packages(name)} == {*HEAVY, *OPTIONAL, *LIGHT_PACKAGES}
 
     def test_every_import_is_a_declared_dependency_and_the_other_way_round(self):
         import tomllib

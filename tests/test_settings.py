@@ -222,7 +222,7 @@ class TestRecipe:
             ({"max_tokens": 1_048_577}, "options: max_tokens is 1048577, expected 1 to 1048576."),
             (
                 {"dtype": "int4"},
-                'options: dtype is "int4", expected one of "auto", "float32", "bfloat16", "float16", "int8".',
+                'options: dtype is "int4", expected one of "auto", "float32", "bfloat16", "float16", "int8", "fp8".',
             ),
         ],
     )

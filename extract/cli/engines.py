@@ -1,18 +1,30 @@
 """`extract build`, `extract families`."""
 
+import functools
 from pathlib import Path
 
 import click
 
 from extract.cli.options import choices_of, json_option
 from extract.engine.recipe import Recipe
-from extract.report import contract_text, emit, families_text
+from extract.report import build_plan_text, contract_text, emit, families_text, tiers_text
 
 
 @click.command("build")
 @click.argument("checkpoint", metavar="CHECKPOINT")
-@click.option("-o", "--output", metavar="DIR", required=True, type=click.Path(path_type=Path), help="Engine directory.")
+@click.option(
+    "-o",
+    "--output",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Engine directory; with --tiers, of several.  [required unless --dry-run]",
+)
 @click.option("--recipe", metavar="RECIPE", help="Recipe: a TOML file, or the name of a shipped one.  [default: none]")
+@click.option(
+    "--runtime",
+    type=click.Choice(choices_of(Recipe, "runtime")),
+    help="What runs the engine; tensorrt-llm needs NVIDIA's package and card.  [default: the recipe's, torch]",
+)
 @click.option(
     "--device",
     type=click.Choice(choices_of(Recipe, "device")),
@@ -21,7 +33,8 @@ from extract.report import contract_text, emit, families_text
 @click.option(
     "--dtype",
     type=click.Choice(choices_of(Recipe, "dtype")),
-    help="Precision; auto is the checkpoint's own where the device computes in it.  [default: the recipe's, auto]",
+    help="Precision; auto is the checkpoint's own where the device computes in it, fp8 takes a checkpoint that "
+    "`extract quantize` made.  [default: the recipe's, auto]",
 )
 @click.option(
     "--max-input-tokens",
@@ -39,9 +52,42 @@ from extract.report import contract_text, emit, families_text
     "--max-tokens",
     metavar="TOKENS",
     type=int,
-    help="Most tokens of one pass.  [default: the recipe's, 16,384 with our own decoder, else 4,096 on a CPU, 131,072 "
-    "on a card]",
+    help="Most tokens of one batch.  [default: the recipe's, 16,384 with our own decoder, else 4,096 on a CPU, 131,072 "
+    "on a card, 1,048,576 with tensorrt-llm]",
 )
+@click.option(
+    "--pass-tokens",
+    metavar="TOKENS",
+    type=int,
+    help="tensorrt-llm: most tokens of one pass, several of which make a batch.  [default: the recipe's, all that "
+    "TensorRT and the card take]",
+)
+@click.option(
+    "--states",
+    type=click.Choice(choices_of(Recipe, "states")),
+    help="tensorrt-llm: put out every token's state, or the last one's only.  [default: the recipe's, tokens]",
+)
+@click.option(
+    "--cache",
+    type=click.Choice(choices_of(Recipe, "cache")),
+    help="tensorrt-llm: paged runs in the vendor's executor, with one generated token.  [default: the recipe's, none]",
+)
+@click.option(
+    "--card-memory",
+    metavar="GIB",
+    type=float,
+    help="tensorrt-llm: memory of the card to plan for.  [default: the recipe's, the card at hand]",
+)
+@click.option(
+    "--reference",
+    metavar="CHECKPOINT",
+    help="tensorrt-llm: unquantised checkpoint, or float32 torch engine of it, to compare with.  [default: CHECKPOINT, "
+    "or what it was quantised from]",
+)
+@click.option(
+    "--tiers", is_flag=True, help="tensorrt-llm: an engine for each token budget that fits, doubled each time."
+)
+@click.option("--dry-run", is_flag=True, help="Say limits and memory, and build nothing; needs no card.")
 @click.option(
     "--decoder",
     type=click.Choice(choices_of(Recipe, "decoder")),
@@ -72,13 +118,21 @@ from extract.report import contract_text, emit, families_text
 @json_option
 def build_command(
     checkpoint: str,
-    output: Path,
+    output: Path | None,
     recipe: str | None,
+    runtime: str | None,
     device: str | None,
     dtype: str | None,
     max_input_tokens: int | None,
     max_sequences: int | None,
     max_tokens: int | None,
+    pass_tokens: int | None,
+    states: str | None,
+    cache: str | None,
+    card_memory: float | None,
+    reference: str | None,
+    tiers: bool,
+    dry_run: bool,
     decoder: str | None,
     micro_batch: int | None,
     threads: int | None,
@@ -91,7 +145,8 @@ def build_command(
 ) -> None:
     """Build an engine from a checkpoint.
 
-    CHECKPOINT is a Hugging Face directory, the hub id of one in the local cache, or a GGUF file. The engine holds the
+    CHECKPOINT is a Hugging Face directory, the hub id of one in the local cache, or a GGUF file; for tensorrt-llm the
+    first two, or what `extract quantize` wrote. The engine holds the
     decoder without its head, the tokenizer, and a contract that says what was built, for which device and limits, and
     how near it is to the plain model. The build proves that and refuses what it cannot prove. Do it once per
     checkpoint, device and precision; a job needs nothing but the engine directory.
@@ -102,22 +157,43 @@ def build_command(
     """
     from extract import assets
     from extract.cpu.implementations import engine_kernels
+    from extract.engine.build_plan import plan_build
     from extract.engine.builder import build
     from extract.engine.recipe import load_recipe, override
+    from extract.engine.tiers import build_tiers
 
     chosen = load_recipe(assets.find("engines", recipe)) if recipe is not None else Recipe()
     chosen = override(
         chosen,
+        runtime=runtime,
         device=device,
         dtype=dtype,
         max_input_tokens=max_input_tokens,
         max_sequences=max_sequences,
         max_tokens=max_tokens,
+        pass_tokens=pass_tokens,
+        states=states,
+        cache=cache,
+        card_memory_gib=card_memory,
         decoder=decoder,
         micro_batch=micro_batch,
         threads=threads,
         layout=layout,
     )
+    if dry_run:
+        emit(plan_build(checkpoint, chosen, revision=revision, allow_pickle=allow_pickle), build_plan_text, as_json)
+        return
+    if output is None:
+        raise click.UsageError("Missing option '-o' / '--output'.")
+    if reference is not None and chosen.runtime == "torch":
+        raise click.UsageError("--reference: only with --runtime tensorrt-llm; extract fidelity compares any engine.")
+    say = functools.partial(_say, quiet)
+    if tiers:
+        built = build_tiers(
+            checkpoint, output, chosen, reference=reference, revision=revision, allow_pickle=allow_pickle, say=say
+        )
+        emit(built, tiers_text, as_json)
+        return
     contract = build(
         checkpoint,
         output,
@@ -125,9 +201,15 @@ def build_command(
         revision=revision,
         allow_pickle=allow_pickle,
         allow_no_final_norm=allow_no_final_norm,
-        say=lambda message: None if quiet else click.echo(message, err=True),
+        reference=reference,
+        say=say,
     )
     emit(contract, lambda found: contract_text(found, output, engine_kernels(found)), as_json)
+
+
+def _say(quiet: bool, message: str) -> None:
+    if not quiet:
+        click.echo(message, err=True)
 
 
 @click.command("families")

@@ -10,6 +10,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +67,7 @@ def build(
     revision: str | None = None,
     allow_pickle: bool = False,
     allow_no_final_norm: bool = False,
+    reference: str | Path | None = None,
     say: Callable[[str], None] = lambda message: None,
 ) -> Contract:
     """Build an engine directory.
@@ -77,27 +79,45 @@ def build(
         revision: branch, tag or commit of a hub id.
         allow_pickle: read weights from pickled `.bin` files (through torch's weights-only loader).
         allow_no_final_norm: take the model's output as it is where it has no final norm.
+        reference: with tensorrt-llm, the checkpoint or torch engine to compare with; see `build_tensorrt`.
         say: called with a line whenever a step begins.
 
     Raises:
         CheckpointRefused: the checkpoint is incomplete, quantised in a way torch does not run, not causal, ...
         EngineRefused: this machine cannot build what the recipe asks for.
     """
-    from extract.engine.checkpoint import open_checkpoint
-
     recipe = recipe or Recipe()
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise OutputExists(path=output)
-    opened = open_checkpoint(checkpoint, revision=revision, allow_pickle=allow_pickle)
-    if recipe.architectures and opened.architecture not in recipe.architectures:
-        expected = "it is for " + ", ".join(recipe.architectures)
-        raise RecipeDoesNotFit(where="recipe", key="architecture", found=opened.architecture, expected=expected)
+    into: Callable[[Path], Contract]
+    if recipe.runtime == "tensorrt-llm":
+        from extract.engine.tensorrt_builder import build_tensorrt
+
+        into = partial(
+            build_tensorrt,
+            checkpoint=checkpoint,
+            recipe=recipe,
+            reference=reference,
+            revision=revision,
+            allow_pickle=allow_pickle,
+            files=_files,
+            say=say,
+        )
+    else:
+        from extract.engine.checkpoint import open_checkpoint
+
+        opened = open_checkpoint(checkpoint, revision=revision, allow_pickle=allow_pickle)
+        check_architecture(opened.architecture, recipe)
+        into = partial(_build_torch, opened=opened, recipe=recipe, allow_no_final_norm=allow_no_final_norm, say=say)
     with clear_write_errors(output):
         output.parent.mkdir(parents=True, exist_ok=True)
         draft = output.parent / f".{output.name}.{os.getpid()}-{secrets.token_hex(4)}"
         draft.mkdir()
     try:
-        contract = _build_into(draft, opened, recipe, allow_no_final_norm=allow_no_final_norm, say=say)
+        contract = into(draft)
+        write_contract(draft, contract)
+        for path in draft.iterdir():
+            _sync(path)
         with clear_write_errors(output):
             if output.exists():
                 output.rmdir()
@@ -108,7 +128,7 @@ def build(
     return contract
 
 
-def _build_into(
+def _build_torch(
     draft: Path, opened: "Checkpoint", recipe: Recipe, *, allow_no_final_norm: bool, say: Callable[[str], None]
 ) -> Contract:
     from extract.engine.checkpoint_tokenizer import load_tokenizer
@@ -116,7 +136,7 @@ def _build_into(
     from extract.text.tokenizer_export import export_tokenizer
 
     device = this_device(recipe.device)
-    dtype = _resolve_dtype(recipe, device, opened.dtype)
+    dtype = resolve_dtype(recipe, device, opened.dtype)
     tokenizer = load_tokenizer(opened)
     identity = export_tokenizer(tokenizer, draft) if tokenizer is not None else TokenizerIdentity(kind="none")
     plain = read_plain(
@@ -166,14 +186,18 @@ def _build_into(
     runtime = proven.open(contract)
     seen = compare(runtime, plain, opened.name)
     runtime.close()
-    contract = dataclasses.replace(contract, fidelity=seen.fidelity, probe=seen.probe, measured=seen.measured)
-    write_contract(draft, contract)
-    for path in draft.iterdir():
-        _sync(path)
-    return contract
+    return dataclasses.replace(contract, fidelity=seen.fidelity, probe=seen.probe, measured=seen.measured)
 
 
-def _resolve_dtype(recipe: Recipe, device: Any, own: str) -> str:
+def check_architecture(found: str, recipe: Recipe) -> None:
+    """Raise `RecipeDoesNotFit` where a recipe is meant for other architectures."""
+    if recipe.architectures and found not in recipe.architectures:
+        expected = "it is for " + ", ".join(recipe.architectures)
+        raise RecipeDoesNotFit(where="recipe", key="architecture", found=found, expected=expected)
+
+
+def resolve_dtype(recipe: Recipe, device: Any, own: str) -> str:
+    """The precision that a recipe comes to on `device` for weights stored in `own`; raises `RecipeDoesNotFit`."""
     if recipe.dtype == "auto":
         return own if own in ("bfloat16", "float16", "float32") and computes_in(device, own) else "float32"
     if not computes_in(device, recipe.dtype):

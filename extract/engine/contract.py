@@ -53,7 +53,7 @@ class CheckpointIdentity:
     """Which weights an engine was made from."""
 
     name: str
-    kind: Literal["directory", "hub", "gguf"]
+    kind: Literal["directory", "hub", "gguf", "tensorrt-llm"]
     sha256: str
     architecture: str
     model_type: str
@@ -63,24 +63,29 @@ class CheckpointIdentity:
     max_positions: int | None
     dtype: str
     notes: tuple[str, ...] = ()
+    origin_sha256: str | None = None
+    """Of the checkpoint that this one was quantised or converted from; it is the one to compare with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeIdentity:
     """Which code runs the engine, and how it lays sequences out."""
 
-    name: Literal["torch"]
+    name: Literal["torch", "tensorrt-llm"]
     version: str
     transformers: str
     layout: Literal["packed", "dense"]
     """packed: any sequences end to end; dense: only equal-length sequences share a pass."""
     attention: str
-    decoder: Literal["own", "transformers"] = "transformers"
-    """own: our packed decoder for a CPU, from `decoder.json`; transformers: the family's own model."""
+    decoder: Literal["own", "transformers", "vendor"] = "transformers"
+    """own: our packed decoder for a CPU, from `decoder.json`; transformers: the family's own model; vendor: the runtime
+    package's own."""
     micro_batch: int | None = None
     """Tokens that one thread of the own decoder carries through all layers."""
     threads: int | None = None
     """Threads of a run that names no number; `None` is as many as it may use."""
+    tensorrt: str | None = None
+    """Version of TensorRT, which alone can read the engine file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +96,11 @@ class Device:
     name: str
     instruction_set: str | None = None
     compute_capability: str | None = None
+    num_sms: int | None = None
+    """Multiprocessors of a card: TensorRT chooses its kernels by them."""
+    cuda: str | None = None
+    driver: str | None = None
+    """Of the machine that built the engine; another driver may run it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,13 +114,17 @@ class Precision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The most that one forward pass takes."""
+    """The most that one batch takes, and one forward pass of it."""
 
     max_input_tokens: int
     max_sequences: int
     max_tokens: int
     binding: str
     """Why the limits are not higher."""
+    pass_tokens: int | None = None
+    """Tokens of one forward pass, where the runtime splits a batch into several; `None`: a batch is one pass."""
+    memory_bytes: int | None = None
+    """Memory that the engine needs on its card, as the vendor's package says after the build."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +137,10 @@ class StateOutput:
     head_input: str
     """"identical": the head reads exactly this state; else how it differs."""
     position: str = "post_final_norm"
+    tensor: str | None = None
+    """Name of the output in an engine file; `None` where the states are caught in the process."""
+    states: Literal["tokens", "last"] = "tokens"
+    """Which states come out: every token's, from which the other kinds follow, or each sequence's last one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,7 +277,7 @@ class Contract:
     fidelity: Fidelity
     probe: Probe
     measured: Measured
-    cache: Literal["none"] = "none"
+    cache: Literal["none", "paged"] = "none"
     generated_tokens: int = 0
     format: Literal["extract-engine"] = "extract-engine"
     version: int = FORMAT_VERSION
@@ -270,7 +288,15 @@ class Contract:
         table = asdict(self)
         for measured in ("measured", "proof", "fidelity", "probe"):
             del table[measured]
-        return digest(table)
+        table["limits"]["memory_bytes"] = None
+        return digest(_without_nothing(table))
+
+
+def _without_nothing(value: Any) -> Any:
+    """Without keys that are `None`: a field that a later version adds changes no engine's id."""
+    if isinstance(value, dict):
+        return {key: _without_nothing(inner) for key, inner in value.items() if inner is not None}
+    return value
 
 
 class Runtime(Protocol):

@@ -34,7 +34,7 @@ class PlainStates:
 
     Attributes:
         dtype: that precision.
-        stored: type of the weights written.
+        stored: type of the weights written, if any are.
         ids, states: real passages and their states, float32 [L, H] each.
         model: what a contract says of the model.
         facts: what our own decoder is tried with; `None` where it does not know the model.
@@ -55,7 +55,7 @@ class PlainStates:
 
 
 def read_plain(
-    draft: Path,
+    draft: Path | None,
     opened: "Checkpoint",
     recipe: Recipe,
     dtype: str,
@@ -65,7 +65,10 @@ def read_plain(
     allow_no_final_norm: bool,
     say: Callable[[str], None],
 ) -> PlainStates:
-    """Load the checkpoint once, read all that is needed of it, and write its weights into `draft`."""
+    """Load the checkpoint once, read all that is needed of it, and write its weights into `draft`.
+
+    Without a draft only its states are read, for an engine that another runtime builds.
+    """
     from extract.engine.decoder import load_decoder
     from extract.engine.torch_decoder import vocab_size
     from extract.engine.torch_runtime import PlainModel
@@ -86,8 +89,10 @@ def read_plain(
     states = [plain.states(one) for one in ids]
     plain.close()
     head = tied_head(model)
-    _save(model, stored, draft)
-    facts, not_own = _facts(model, recipe, dtype, device, limit)
+    facts, not_own = None, None
+    if draft is not None:
+        _save(model, stored, draft)
+        facts, not_own = _facts(model, recipe, dtype, device, limit)
     return PlainStates(
         dtype=reference,
         stored=stored,
@@ -98,7 +103,7 @@ def read_plain(
         model={
             "architecture": type(model).__name__,
             "model_type": model.config.model_type,
-            "num_layers": _num_layers(model.config),
+            "num_layers": num_layers(model.config),
             "hidden_size": model.config.hidden_size,
             "vocab_size": vocabulary,
         },
@@ -148,7 +153,8 @@ def _save(model: Any, dtype: str, draft: Path) -> None:
         model.save_pretrained(draft, state_dict=weights, max_shard_size="1000TB")
 
 
-def _num_layers(config: Any) -> int:
+def num_layers(config: Any) -> int:
+    """Layers, by the names that families give them; 0 where none of these is there."""
     for name in ("num_hidden_layers", "n_layer", "num_layers", "n_layers"):
         found = getattr(config, name, None)
         if isinstance(found, int):

@@ -19,7 +19,7 @@ class ProbeFailed(EngineRefused):
 
     template = (
         "{path}: probe sequence {sequence} differs from the contract by {found:.1e} (relative), at most {expected:.1e} "
-        "expected. This machine or its libraries (torch {torch}, built with {built}) give other numbers: "
+        "expected. This machine or its libraries ({here}, built with {built}) give other numbers: "
         "build the engine again here."
     )
 
@@ -33,6 +33,7 @@ def replay_probe(directory: Path, runtime: Runtime) -> None:
     probe = runtime.contract.probe
     sequences = [sequence.input_ids for sequence in probe.sequences]
     states = states_of(runtime, sequences)
+    name = runtime.contract.runtime.name
     for number, (sequence, found) in enumerate(zip(probe.sequences, states, strict=True)):
         error = relative_error(projection(found), np.array(sequence.projection, np.float32))
         if error > probe.tolerance:
@@ -41,13 +42,16 @@ def replay_probe(directory: Path, runtime: Runtime) -> None:
                 sequence=number,
                 found=error,
                 expected=probe.tolerance,
-                torch=version("torch"),
+                here=f"{name} {version(name)}" if name == "torch" else runtime.arithmetic,
                 built=runtime.contract.runtime.version,
             )
 
 
 def states_of(runtime: Runtime, sequences: Sequence[Sequence[int]]) -> list[Float32]:
-    """float32 [L, H] of each sequence, packed within the engine's limits as a run would."""
+    """float32 [L, H] of each sequence, packed within the engine's limits as a run would.
+
+    [1, H], the last token's, from an engine that puts out no others.
+    """
     lengths = [len(sequence) for sequence in sequences]
     rows = TokenRows(
         source_index=np.arange(len(sequences), dtype=np.int32),
@@ -62,8 +66,10 @@ def states_of(runtime: Runtime, sequences: Sequence[Sequence[int]]) -> list[Floa
         max_tokens=limits.max_tokens, max_sequences=limits.max_sequences, equal_length=layout == "dense"
     )
     found: list[Float32] = [np.zeros((0, 0), np.float32)] * len(sequences)
+    kind = runtime.contract.output.states
     for batch in pack(rows, budget):
-        states = as_float32(runtime.hidden_states(batch, "tokens"))
-        for member, one in zip(batch.members, as_rows(states, batch.lengths.tolist()), strict=True):
+        states = as_float32(runtime.hidden_states(batch, kind))
+        counts = batch.lengths.tolist() if kind == "tokens" else [1] * batch.num_sequences
+        for member, one in zip(batch.members, as_rows(states, counts), strict=True):
             found[int(member)] = one
     return found

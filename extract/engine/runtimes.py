@@ -20,10 +20,16 @@ def load_runtime(directory: Path, *, threads: int | None = None, share: bool = T
             weights, width or type, or a failed probe. Each message says found, expected and what to do.
     """
     contract = read_contract(directory)
-    check_device(directory, contract)
+    vendor = contract.runtime.name == "tensorrt-llm"
+    if not vendor:  # the vendor's runtime asks for its releases first, and takes a card that fits
+        check_device(directory, contract)
     check_files(directory, contract)
     runtime: Runtime
-    if contract.runtime.decoder == "own":
+    if vendor:
+        from extract.tensorrt.open_runtime import open_tensorrt_runtime
+
+        runtime = open_tensorrt_runtime(directory, contract)
+    elif contract.runtime.decoder == "own":
         from extract.cpu.runtime import open_cpu_runtime
 
         runtime = open_cpu_runtime(directory, contract, threads=threads, share=share)

@@ -17,11 +17,11 @@ from torch import nn
 from extract.engine.torch_attention import PACKED_ATTENTION, register_packed_attention
 from extract.engine.torch_final_norm import FinalNorm, family_of, find_final_norm, first_tensor, last_hidden_state
 from extract.engine.torch_packed_pass import Boundaries, Group, groups_of, packed_pass
+from extract.engine.torch_pooling import PooledKind, pool
 from extract.errors import EngineRefused
 from extract.records import Int64
 
 Layout = Literal["packed", "dense"]
-PooledKind = Literal["last", "first", "mean"]
 
 PROBE_IDS = 8
 """Tokens of the row that finds the final norm."""
@@ -105,15 +105,7 @@ class TorchDecoder:
     def pooled(self, input_ids: torch.Tensor, cu_seqlens: Boundaries, kind: PooledKind) -> torch.Tensor:
         """[B, H]: the last or first token's state, or the mean over each sequence (accumulated in float32, float32)."""
         bounds = _as_array(cu_seqlens)
-        states = self._states(input_ids, bounds)
-        if kind == "mean":
-            means = [
-                torch.unflatten(states[start : start + count * length], 0, (count, length)).mean(1, dtype=torch.float32)
-                for start, count, length in groups_of(bounds)
-            ]
-            return means[0] if len(means) == 1 else torch.cat(means)
-        chosen = bounds[1:] - 1 if kind == "last" else bounds[:-1]
-        return states[torch.from_numpy(chosen).to(self.device)]
+        return pool(self._states(input_ids, bounds), bounds, kind)
 
     def _states(self, input_ids: torch.Tensor, bounds: Int64) -> torch.Tensor:
         num_tokens = int(bounds[-1])

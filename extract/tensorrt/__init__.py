@@ -1,1 +1,1 @@
-"""Engines that TensorRT-LLM builds and runs: what is asked of the vendor's package, and what is never taken on trust."""
+"""Engines that TensorRT-LLM builds and runs: what is asked of the vendor's package, and what is not taken on trust."""

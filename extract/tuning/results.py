@@ -110,7 +110,7 @@ class Tuning:
     architecture: str
     dtype: str
     device: str
-    decoder: Literal["own", "transformers"]
+    decoder: Literal["own", "transformers", "vendor"]
     arithmetic: str
     budget_is: Literal["tokens per micro-batch", "tokens per pass"]
     mean_tokens: float

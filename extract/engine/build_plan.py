@@ -1,0 +1,158 @@
+"""What a build would make, before it starts: precision, limits and what binds them, memory. Reads headers, no weights.
+
+For tensorrt-llm it needs no card and no vendor package, so engines can be planned on a laptop: `--card-memory` names
+the card. For torch, memory is what surely will be held: weights and the states of a batch.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from extract.engine.recipe import Recipe
+from extract.errors import SpecError
+
+STATE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+class WhichCard(SpecError):
+    """No card is at hand, and none was named."""
+
+    template = "{checkpoint}: for which card? There is none here that torch can use. Say its memory: --card-memory GIB"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildPlan:
+    """What a build would make.
+
+    Attributes:
+        weights: type of the linears' weights; `dtype` of everything else and of the states.
+        pass_tokens: tokens of one forward pass, `max_tokens` of one batch.
+        binding: why a pass holds no more.
+        widest: the widest tensor, `width` its elements a token, `element_limit` the tokens that TensorRT allows for it.
+        memory: bytes by use; "total" with tensorrt-llm only.
+        tiers: token budgets that `--tiers` would build.
+    """
+
+    checkpoint: str
+    architecture: str
+    runtime: str
+    device: str
+    dtype: str
+    weights: str
+    hidden_size: int
+    max_input_tokens: int
+    max_sequences: int
+    max_tokens: int
+    pass_tokens: int
+    binding: str
+    memory: dict[str, int]
+    states: str = "tokens"
+    cache: str = "none"
+    widest: str | None = None
+    width: int | None = None
+    element_limit: int | None = None
+    card_bytes: int | None = None
+    host_bytes: int | None = None
+    tiers: tuple[int, ...] = ()
+
+
+def plan_build(
+    checkpoint: str | Path, recipe: Recipe, *, revision: str | None = None, allow_pickle: bool = False
+) -> BuildPlan:
+    """Say what `build` with these arguments would make.
+
+    Raises:
+        CheckpointRefused, EngineRefused, SpecError: as `build` would, as far as can be known from headers.
+    """
+    if recipe.runtime == "tensorrt-llm":
+        return _tensorrt(checkpoint, recipe, revision)
+    return _torch(checkpoint, recipe, revision, allow_pickle)
+
+
+def _tensorrt(checkpoint: str | Path, recipe: Recipe, revision: str | None) -> BuildPlan:
+    from extract.engine.tensorrt_builder import limits_on, open_source
+    from extract.tensorrt.pass_limits import GIB, pass_limits
+
+    source = open_source(checkpoint, recipe, revision=revision, hashed=False)
+    shape = source.shape
+    if recipe.card_memory_gib is not None:
+        limits = pass_limits(shape, recipe, int(recipe.card_memory_gib * GIB), name=source.name)
+        device = f"a card of {recipe.card_memory_gib:g} GiB"
+    else:
+        import torch
+
+        if not torch.cuda.is_available():
+            raise WhichCard(checkpoint=source.name)
+        from extract.tensorrt.cuda_card import claim_card
+
+        card = claim_card(None, source.name)
+        try:
+            limits, device = limits_on(card, source, recipe), card.device.name
+        finally:
+            card.close()
+    memory = {name: size for name, size in dataclasses.asdict(limits.memory).items() if size}
+    return BuildPlan(
+        checkpoint=source.name,
+        architecture=shape.architecture,
+        runtime=recipe.runtime,
+        device=device,
+        dtype=shape.dtype,
+        weights=shape.weights,
+        hidden_size=shape.hidden_size,
+        max_input_tokens=min(recipe.max_input_tokens, shape.max_positions or recipe.max_input_tokens),
+        max_sequences=limits.max_sequences,
+        max_tokens=limits.max_tokens,
+        pass_tokens=limits.pass_tokens,
+        binding=limits.binding,
+        memory={**memory, "total": limits.memory.total},
+        states=recipe.states,
+        cache=recipe.cache,
+        widest=limits.widest,
+        width=limits.width,
+        element_limit=limits.element_limit,
+        card_bytes=limits.card_bytes,
+        host_bytes=limits.host_bytes,
+        tiers=limits.tiers,
+    )
+
+
+def _torch(checkpoint: str | Path, recipe: Recipe, revision: str | None, allow_pickle: bool) -> BuildPlan:
+    from extract.engine.builder import check_architecture, resolve_dtype
+    from extract.engine.checkpoint import open_checkpoint
+    from extract.engine.device import this_device
+    from extract.engine.proven import MAX_TOKENS
+
+    opened = open_checkpoint(checkpoint, revision=revision, allow_pickle=allow_pickle)
+    check_architecture(opened.architecture, recipe)
+    device = this_device(recipe.device)
+    dtype = resolve_dtype(recipe, device, opened.dtype)
+    text: Any = opened.config.get("text_config")
+    config = text if isinstance(text, dict) else opened.config
+    hidden = next(
+        (int(value) for name, value in config.items() if name.endswith(HIDDEN_SIZES) and isinstance(value, int)), 0
+    )
+    own = device.type == "cpu" and recipe.decoder != "transformers" and recipe.layout != "dense" and dtype != "float16"
+    max_tokens = recipe.max_tokens or MAX_TOKENS["own" if own else device.type]
+    per_state = 4 if own else STATE_BYTES[dtype]
+    stored = STATE_BYTES.get(opened.dtype, 4)
+    weights = opened.decoder_bytes // stored * STATE_BYTES.get(dtype, 1)
+    return BuildPlan(
+        checkpoint=opened.name,
+        architecture=opened.architecture,
+        runtime=recipe.runtime,
+        device=device.name,
+        dtype=dtype,
+        weights=dtype,
+        hidden_size=hidden,
+        max_input_tokens=recipe.max_input_tokens,
+        max_sequences=recipe.max_sequences,
+        max_tokens=max_tokens,
+        pass_tokens=max_tokens,
+        binding="the recipe" if recipe.max_tokens else "the default; extract tune measures what is fastest",
+        memory={"weights": weights, "outputs": max_tokens * hidden * per_state},
+    )
+
+
+HIDDEN_SIZES = ("hidden_size", "n_embd", "d_model", "embedding_length")
+"""What configs, and GGUF files, call H."""
