@@ -20,10 +20,6 @@ class QWenForCausalLM(_OrdinaryDecoder):
     """Qwen."""
 
 
-class GemmaForCausalLM(_OrdinaryDecoder):
-    """Gemma."""
-
-
 class _WithPositions(Transformer):
     takes_positions = True
 
