@@ -1,5 +1,10 @@
-"""The record that makes a shard count: one small JSON file, created once, never changed."""
+"""The record that makes a shard count: one small JSON file, created once, never changed.
 
+Its last key, `check`, is a digest of all that stands before it, so that a bit that flipped anywhere in a record is seen
+like one that flipped in a data file. A record without that key is believed: earlier versions wrote none.
+"""
+
+import hashlib
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -69,7 +74,13 @@ def commit_path(commits: Path, shard: int) -> Path:
 
 def write_commit(commits: Path, commit: Commit) -> bool:
     """Create the record; False if another worker's was there first."""
-    return create_once(commit_path(commits, commit.shard), canonical_json(asdict(commit)) + b"\n")
+    return create_once(commit_path(commits, commit.shard), record_bytes(commit))
+
+
+def record_bytes(commit: Commit) -> bytes:
+    """What a record holds."""
+    body = canonical_json(asdict(commit))
+    return body[:-1] + _CHECK % _digest(body)
 
 
 def read_commit(path: Path) -> Commit:
@@ -82,7 +93,10 @@ def read_commit(path: Path) -> Commit:
     try:
         if path.stat().st_size > MAX_RECORD_BYTES:
             raise BadRecord(path=path, problem=f"{path.stat().st_size:,} bytes, absurdly many for a record", job=job)
-        commit = parse(Commit, json.loads(path.read_bytes()), str(path))
+        raw = path.read_bytes()
+        table = json.loads(raw)
+        check = table.pop("check", None) if isinstance(table, dict) else None
+        commit = parse(Commit, table, str(path))
     except (OSError, ValueError, RecursionError) as error:
         raise BadRecord(path=path, problem=f"cannot be read ({error})", job=job) from None
     except BadRecord:
@@ -93,7 +107,23 @@ def read_commit(path: Path) -> Commit:
         raise BadRecord(path=path, problem=f"its data name {commit.data!r} is not one of this shard", job=job)
     if path.name != f"{shard_name(commit.shard)}.json":
         raise BadRecord(path=path, problem=f"it is the record of shard {commit.shard}", job=job)
+    if check is not None and not _is_as_written(raw, check):  # last, for the others say more
+        raise BadRecord(path=path, problem="it is not as it was written: its digest differs", job=job)
     return commit
+
+
+_CHECK = b',"check":"%b"}\n'
+_CHECK_BYTES = len(_CHECK % bytes(16))
+
+
+def _digest(body: bytes) -> bytes:
+    return hashlib.sha256(body).hexdigest()[:16].encode()
+
+
+def _is_as_written(raw: bytes, check: object) -> bool:
+    """Whether the digest that a record ends with is that of the rest."""
+    digest = _digest(raw[:-_CHECK_BYTES] + b"}")
+    return raw[-_CHECK_BYTES:] == _CHECK % digest and check == digest.decode()
 
 
 def committed_shards(commits: Path) -> set[int]:

@@ -6,13 +6,14 @@ asking whose they are. A finished job that is run again is not touched at all.
 """
 
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from extract.claims import Claims
 from extract.commits import Commit, read_commits
 from extract.job import JobDirectory, read_job
 from extract.manifest import finalize
-from extract.store import clear_write_errors
+from extract.store import clear_write_errors, sync_directory
 
 ABANDONED_S = 3600.0
 """Where a file system has no locks, a file must not have been written for this long before it is removed."""
@@ -36,6 +37,9 @@ def complete(directory: JobDirectory) -> list[Commit]:
     claims = Claims(directory.claims)
     try:
         claims.wait_for_end_of_job()
+        with clear_write_errors(directory.root):
+            for folder in (directory.data, directory.commits):  # their last change may be that of a worker that died
+                sync_directory(folder)
         finalize(job, commits)
         before = time.time() - (0.0 if claims.supported else ABANDONED_S)
         with clear_write_errors(directory.root):
@@ -43,8 +47,9 @@ def complete(directory: JobDirectory) -> list[Commit]:
                 if not claims.supported and _written_after(path, before):
                     continue
                 path.unlink(missing_ok=True)
-            if claims.supported and directory.tmp.is_dir() and not any(directory.tmp.iterdir()):
-                directory.tmp.rmdir()
+            if claims.supported:
+                with suppress(OSError):  # gone, or another worker has just begun to look for the end of a stream
+                    directory.tmp.rmdir()
     finally:
         claims.close()
     return commits

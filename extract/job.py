@@ -24,7 +24,7 @@ from extract.records import Int64
 from extract.selection import Selection, parse_selection
 from extract.settings import parse
 from extract.spec import JobSpec, as_table
-from extract.store import clear_write_errors, create_once, sync_directory
+from extract.store import clear_write_errors, create_once, make_directory, sync_directory
 
 FORMAT = "extract-job"
 VERSION = 1
@@ -175,15 +175,13 @@ def prepare(root: Path, record: JobRecord) -> JobDirectory:
             others = [path for path in root.iterdir() if not path.name.startswith(".")] if root.is_dir() else []
             if others and not directory.job_file.exists():  # else another process has just begun the same job
                 raise ForeignDirectory(path=root)
-            root.mkdir(parents=True, exist_ok=True)
-            sync_directory(root.parent)
+            make_directory(root)
         create_once(directory.job_file, _job_json(record))
     check_same(read_job(root), record)
     with clear_write_errors(root):
         for folder in (directory.data, directory.commits):
-            if not folder.is_dir():
-                folder.mkdir(exist_ok=True)
-                sync_directory(root)
+            folder.mkdir(exist_ok=True)
+        sync_directory(root)  # also what a process that was killed here made, and did not sync
     return directory
 
 

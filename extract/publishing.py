@@ -147,9 +147,10 @@ def _is_beyond(directory: JobDirectory, commit: Commit) -> bool:
 
 def remove_leftovers(directory: JobDirectory, shard: int) -> None:
     """Remove temporary files of a shard that this process has locked: whoever wrote them is gone."""
-    if directory.tmp.is_dir():
-        for path in directory.tmp.glob(f"{shard_name(shard)}.*"):
-            path.unlink(missing_ok=True)
+    with clear_write_errors(directory.tmp):
+        if directory.tmp.is_dir():
+            for path in directory.tmp.glob(f"{shard_name(shard)}.*"):
+                path.unlink(missing_ok=True)
 
 
 def _open_writer(worker: Worker, directory: JobDirectory, shard: int) -> ShardWriter:
@@ -175,12 +176,14 @@ def commit_file(directory: JobDirectory, path: Path, commit: Commit) -> Finished
     """
     record = commit_path(directory.commits, commit.shard)
     if record.exists():
-        path.unlink(missing_ok=True)
+        with clear_write_errors(path):
+            path.unlink(missing_ok=True)
         return Finished(read_commit(record), won=False)
     publish(path, directory.data / commit.data)
     if write_commit(directory.commits, commit):
         return Finished(commit, won=True)
     winner = read_commit(record)
     if winner.data != commit.data:
-        (directory.data / commit.data).unlink(missing_ok=True)
+        with clear_write_errors(directory.data):
+            (directory.data / commit.data).unlink(missing_ok=True)
     return Finished(winner, won=winner.attempt == commit.attempt)

@@ -5,6 +5,7 @@ Knows nothing of what the settings mean; ranges and rules between keys live in e
 
 import dataclasses
 import difflib
+import functools
 import tomllib
 import types
 import typing
@@ -47,8 +48,7 @@ def parse(cls: type[T], table: Any, where: str) -> T:
     """
     if not isinstance(table, dict):
         raise BadValue(where=where, key="this table", found=_shown(table), expected="a table of keys")
-    hints = typing.get_type_hints(cls)
-    fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    hints, fields = _hints_and_fields(typing.cast("Any", cls))
     values: dict[str, Any] = {}
     for key, value in table.items():
         if key not in fields:
@@ -67,34 +67,60 @@ def parse(cls: type[T], table: Any, where: str) -> T:
         raise BadValue(where=where, key=key, found=_shown(values.get(key)), expected=expected) from None
 
 
+@functools.cache
+def _hints_and_fields(cls: Any) -> tuple[dict[str, Any], dict[str, dataclasses.Field[Any]]]:
+    return typing.get_type_hints(cls), {field.name: field for field in dataclasses.fields(cls)}
+
+
 def _coerce(hint: Any, value: Any, where: str, key: str) -> Any:
-    options = typing.get_args(hint) if _is_union(hint) else (hint,)
-    for option in options:
-        if option is type(None):
+    for kind, inner in _options(hint):
+        if kind == "plain":
+            if _is_a(value, inner):
+                return float(value) if inner is float else value
+        elif kind == "null":
             if value is None:
                 return None
-        elif dataclasses.is_dataclass(option):
+        elif kind == "table":
             if isinstance(value, dict):
-                return parse(typing.cast("type[Any]", option), value, f"{where} [{key}]")
-        elif typing.get_origin(option) is typing.Literal:
-            if value in typing.get_args(option):
+                return parse(inner, value, f"{where} [{key}]")
+        elif kind == "choice":
+            if value in inner:
                 return value
-        elif typing.get_origin(option) is tuple:
-            inner = typing.get_args(option)[0]
-            if isinstance(value, (list, tuple)) and dataclasses.is_dataclass(inner):
+        elif kind == "tables":
+            if isinstance(value, (list, tuple)):
                 return tuple(_coerce(inner, item, where, f"{key}[{place}]") for place, item in enumerate(value))
+        elif kind == "list":
             if isinstance(value, (list, tuple)) and all(_is_a(item, inner) for item in value):
                 return tuple(value)
-        elif typing.get_origin(option) is dict:
-            inner = typing.get_args(option)[1]
-            if isinstance(value, dict) and all(inner is Any or _is_a(item, inner) for item in value.values()):
-                return value
-        elif _is_a(value, option):
-            return float(value) if option is float else value
+        elif isinstance(value, dict) and (inner is Any or all(_is_a(item, inner) for item in value.values())):
+            return value
     raise BadValue(where=where, key=key, found=_shown(value), expected=_expected(hint))
 
 
+@functools.cache
+def _options(hint: Any) -> tuple[tuple[str, Any], ...]:
+    """What a value may be, as kind and type: looked up once, for a job of 100,000 shards parses as many records."""
+    return tuple(_option(option) for option in (typing.get_args(hint) if _is_union(hint) else (hint,)))
+
+
+def _option(option: Any) -> tuple[str, Any]:
+    if option is type(None):
+        return "null", None
+    if dataclasses.is_dataclass(option):
+        return "table", option
+    origin, inner = typing.get_origin(option), typing.get_args(option)
+    if origin is typing.Literal:
+        return "choice", inner
+    if origin is tuple:
+        return ("tables" if dataclasses.is_dataclass(inner[0]) else "list"), inner[0]
+    if origin is dict:
+        return "dict", inner[1]
+    return "plain", option
+
+
 def _is_a(value: Any, kind: Any) -> bool:
+    if kind is str:
+        return isinstance(value, str)
     if kind is float:
         return isinstance(value, float) or _is_a(value, int)
     if kind is int:

@@ -9,7 +9,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from extract.errors import ExtractError, OutOfSpace
@@ -71,6 +71,21 @@ def sync_directory(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory and those above it that are missing, and let all of their names survive a power failure.
+
+    The name of the last one that is there is synced too: whoever made it may have been killed before doing so.
+    """
+    missing = [path]
+    while not missing[-1].parent.exists():
+        missing.append(missing[-1].parent)
+    with suppress(PermissionError):  # a directory above that is not ours to read is not ours to have made
+        sync_directory(missing[-1].parent.parent)
+    for directory in reversed(missing):
+        directory.mkdir(exist_ok=True)
+        sync_directory(directory.parent)
 
 
 def create_once(path: Path, content: bytes) -> bool:

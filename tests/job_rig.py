@@ -8,7 +8,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import rig
 
 from extract.canonical import canonical_json, file_digest
-from extract.commits import Commit, commit_path, read_commit, shard_name
+from extract.commits import Commit, commit_path, read_commit, record_bytes, shard_name
 from extract.job import read_job
 from extract.spec import JobSpec, RunSpec, SourceSpec, StatesSpec, TextSpec
 
@@ -185,9 +185,11 @@ def data_of(output: Path, shard: int) -> Path:
 
 
 def edit_record(output: Path, number: int, /, **changes: Any) -> None:
-    """Change values of a commit record, as a careless hand would."""
+    """Change values of a commit record, as a bold hand would, without the digest that would tell."""
     path = commit_path(output / "commits", number)
-    path.write_bytes(canonical_json({**json.loads(path.read_bytes()), **changes}) + b"\n")
+    table = {**json.loads(path.read_bytes()), **changes}
+    del table["check"]
+    path.write_bytes(canonical_json(table) + b"\n")
 
 
 def rewrite_shard(output: Path, shard: int, change: Any, **record: Any) -> None:
@@ -211,7 +213,7 @@ def rewrite_shard(output: Path, shard: int, change: Any, **record: Any) -> None:
     named = {"data": f"{shard_name(shard)}-{sha256[:8]}.arrow", "sha256": sha256}
     commit = replace(record_of(output, shard), **named, **record)
     commit = replace(commit, num_bytes=(output / "data" / commit.data).stat().st_size)
-    commit_path(output / "commits", shard).write_bytes(canonical_json(asdict(commit)) + b"\n")
+    commit_path(output / "commits", shard).write_bytes(record_bytes(commit))
     finalize(read_job(output))
 
 

@@ -154,6 +154,26 @@ def test_a_record_that_points_elsewhere_is_refused(data, commits):
     assert refusal(path) == message(path, f"its data name {data!r} is not one of this shard")
 
 
+@pytest.mark.parametrize("key", ["attempt", "doubled_bos", "overflowed", "seconds", "num_rows", "check"])
+def test_a_flipped_bit_anywhere_in_a_record_is_seen(key, commits):
+    write_commit(commits, COMMIT)
+    path = commit_path(commits, 12)
+    raw = path.read_bytes()
+    place = raw.index(f'"{key}":'.encode()) + len(key) + 4
+    path.write_bytes(raw[:place] + bytes([raw[place] ^ 1]) + raw[place + 1 :])
+    with pytest.raises(BadRecord):
+        read_commit(path)
+
+
+def test_a_record_without_a_digest_is_believed(commits):
+    write_commit(commits, COMMIT)
+    path = commit_path(commits, 12)
+    table = json.loads(path.read_bytes())
+    del table["check"]
+    path.write_text(json.dumps(table))
+    assert read_commit(path) == COMMIT
+
+
 def test_a_record_of_absurd_size_is_not_read(commits):
     path = commit_path(commits, 12)
     path.write_bytes(b" " * (MAX_RECORD_BYTES + 1))

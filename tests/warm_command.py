@@ -8,6 +8,7 @@ kills or breaks it at one named place. Everything after the fork is what the com
 import atexit
 import errno
 import functools
+import importlib
 import json
 import os
 import resource
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,8 +41,8 @@ class Ended:
 class Command:
     """A running command."""
 
-    def __init__(self, pid: int, files: Path) -> None:
-        self.pid, self._files = pid, files
+    def __init__(self, pid: int, files: Path, preload: str) -> None:
+        self.pid, self._files, self._preload = pid, files, preload
 
     def signal(self, number: int) -> None:
         """Send a signal; a process that has ended already takes it without harm, for nobody has waited for it."""
@@ -49,7 +50,7 @@ class Command:
 
     def until(self, happened: Callable[[], bool]) -> None:
         """Wait until something has happened; fails at once, with what was said, if the process ends before."""
-        wait_until(lambda: happened() or self._state() == "Z")
+        wait_until(lambda: happened() or self.state() == "Z")
         if not happened():
             ended = self.wait()
             raise AssertionError(f"it ended before that with {ended.code}: {ended.err}")
@@ -58,7 +59,7 @@ class Command:
     def held(self) -> Iterator[None]:
         """The process stands still while the block runs."""
         self.signal(signal.SIGSTOP)
-        wait_until(lambda: self._state() == "T")
+        wait_until(lambda: self.state() == "T")
         try:
             yield
         finally:
@@ -69,28 +70,42 @@ class Command:
         self.signal(signal.SIGKILL)
         return self.wait()
 
-    def _state(self) -> str:
+    def state(self) -> str:
         """R running, S sleeping, T held, Z ended, as Linux says."""
         return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
 
     def wait(self) -> Ended:
         """Wait for the end."""
-        code = _ask({"wait": self.pid})
+        code = _ask({"wait": self.pid}, self._preload)
         out, err = ((self._files / name).read_text() for name in ("out", "err"))
         return Ended(code, out, err)
 
 
-def start(*arguments: object, fault: str | None = None, at: int = 1, file_bytes: int | None = None) -> Command:
-    """Start a command: `fault` (see `_set_up`) strikes the `at`-th time, no file may grow beyond `file_bytes`."""
+def start(
+    *arguments: object,
+    fault: str | None = None,
+    at: int = 1,
+    file_bytes: int | None = None,
+    preload: str = "",
+    prepare: Iterable[tuple[str, dict[str, Any]]] = (),
+) -> Command:
+    """Start a command: `fault` (see `_set_up`) strikes the `at`-th time, no file may grow beyond `file_bytes`.
+
+    The process has the library `preload` loaded, and calls the functions of `prepare` (`module:name`, with these
+    keyword arguments) before the command begins.
+    """
     files = Path(tempfile.mkdtemp(dir=_scratch().name))
+    for name in ("out", "err"):
+        (files / name).touch()  # it may be killed before it does so itself
     request = {
         "arguments": [str(argument) for argument in arguments],
         "files": str(files),
         "fault": fault,
         "at": at,
         "file_bytes": file_bytes,
+        "prepare": list(prepare),
     }
-    return Command(_ask(request), files)
+    return Command(_ask(request, preload), files, preload)
 
 
 def call(*arguments: object, **options: Any) -> Ended:
@@ -116,12 +131,12 @@ def _scratch() -> tempfile.TemporaryDirectory[str]:
 
 
 @functools.cache
-def _parent() -> subprocess.Popen[bytes]:
+def _parent(preload: str) -> subprocess.Popen[bytes]:
+    settings = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+    if preload:
+        settings["LD_PRELOAD"] = preload
     parent = subprocess.Popen(
-        [sys.executable, __file__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"},
+        [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **settings}
     )
     atexit.register(_end, parent)
     return parent
@@ -133,8 +148,8 @@ def _end(parent: subprocess.Popen[bytes]) -> None:
     parent.wait(30)
 
 
-def _ask(request: dict[str, Any]) -> int:
-    parent = _parent()
+def _ask(request: dict[str, Any], preload: str) -> int:
+    parent = _parent(preload)
     assert parent.stdin is not None and parent.stdout is not None
     parent.stdin.write(json.dumps(request).encode() + b"\n")
     parent.stdin.flush()
@@ -227,6 +242,9 @@ def _run(request: dict[str, Any]) -> None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (request["file_bytes"], resource.RLIM_INFINITY))
         if request["fault"] is not None:
             _set_up(request["fault"], request["at"])
+        for function, settings in request["prepare"]:
+            module, _, name = function.partition(":")
+            getattr(importlib.import_module(module), name)(**settings)
         from extract.cli import main
 
         main(request["arguments"])

@@ -7,6 +7,7 @@ much as writing it. Same windows, same bytes.
 
 import hashlib
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -142,9 +143,14 @@ class ShardWriter:
         )
 
     def abort(self) -> None:
-        """Drop the file; safe at any time, also twice and after `close`."""
+        """Drop the file; safe at any time, also twice and after `close`.
+
+        A disk that broke does not let go of it either, and its first error is the one to tell: the next worker on the
+        shard, or the end of the job, removes what is left.
+        """
         self._file.drop()
-        self.path.unlink(missing_ok=True)
+        with suppress(OSError):
+            self.path.unlink(missing_ok=True)
 
     def _refuse(self, part: EncodedRows, rows: TokenRows, positions: Int64) -> None:
         """Raise for the first state of a part that cannot be stored."""

@@ -1,0 +1,166 @@
+"""Random faults on tiny jobs, round after round; prints a table by kind of fault, and each broken promise in words.
+
+    python tests/chaos/campaign.py --rounds 300 --seed 7 --minutes 10
+
+A round makes one output: one to three faults of a kind (or of mixed kinds), each followed by the checks, then an
+unbroken run to the end. The schedule depends on the seed and the round's number alone, so `--rounds 1 --first N`
+repeats round N (as far as timing allows: faults by the shim strike at counted operations, others at a moment).
+"""
+
+import argparse
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+# ruff: noqa: E402  (a script in a package: the imports below need the path)
+sys.path[:0] = [str(Path(__file__).parent.parent)]
+
+import crash_rig
+import warm_command
+
+from chaos.disk import shim
+from chaos.faults import KINDS, NUM_ROWS, WITH_SHIM, Job
+from chaos.invariants import Findings, check_finished, check_kept
+
+MIXED = "mixed"
+
+
+@dataclass
+class Row:
+    """One line of the table."""
+
+    rounds: int = 0
+    findings: Findings = field(default_factory=Findings)
+
+
+class Campaign:
+    """An engine, rows and an unbroken output, and rounds on them."""
+
+    def __init__(self, folder: Path, engine: Path, seed: int) -> None:
+        self.folder, self.engine, self.seed = folder, engine, seed
+        self.shim, self.no_shim = shim()
+        self.rows = crash_rig.write_rows(folder / "rows.parquet", crash_rig.texts(NUM_ROWS))
+        self.unbroken = folder / "unbroken"
+        self.table: dict[str, Row] = defaultdict(Row)
+        warm_command.call("--version", preload=self.shim)
+        clock = time.perf_counter()
+        ended = warm_command.call(*crash_rig.arguments(engine, self.rows, self.unbroken), preload=self.shim)
+        assert ended.code == 0, ended.err
+        self.seconds = time.perf_counter() - clock
+        self.kinds = [*KINDS, *(WITH_SHIM if self.shim else ()), MIXED]
+
+    def round(self, number: int) -> Findings:
+        """One round; the kinds take turns."""
+        draw = random.Random(f"{self.seed} {number}")
+        kind = self.kinds[number % len(self.kinds)]
+        everything = {**KINDS, **(WITH_SHIM if self.shim else {})}
+        watched = self.folder / f"round-{number}"
+        watched.mkdir()
+        out = watched / "deep" / "out"
+        arguments = crash_rig.arguments(self.engine, self.rows, out, draw.choice(("--overlap", "--sequential")))
+        job = Job(arguments=arguments, out=out, seconds=self.seconds, shim=self.shim, draw=draw)
+        for _ in range(draw.randint(1, 3)):
+            name = draw.choice(list(everything)) if kind == MIXED else kind
+            before = crash_rig.committed(out) if out.is_dir() and name != "files damaged between runs" else {}
+            if (out / "manifest.json").exists() and name != "files damaged between runs":
+                break  # nothing is left that could break
+            everything[name](job)
+            if name == "power loss":  # takes records that were not yet acknowledged; `power_loss` looks at the others
+                before = {path: state for path, state in before.items() if (out / path).exists()}
+            check_kept(job.findings, out, before, name)
+        with job.kept("the last run"):
+            ended = job.wait(job.start(), {0}, "the last run")
+        if ended.code == 0:
+            check_finished(job.findings, out, self.unbroken)
+        row = self.table[kind]
+        row.rounds += 1
+        job.findings.wrong = [f"round {number} ({kind}): {what}" for what in job.findings.wrong]
+        row.findings.add(job.findings)
+        if not job.findings.wrong:
+            shutil.rmtree(watched)
+        for suffix in (".log", ".spare"):
+            leftover = watched.with_suffix(suffix)
+            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink(missing_ok=True)
+        return job.findings
+
+    def rounds(self, first: int, count: int, minutes: float) -> Iterator[Findings]:
+        """So many rounds, or as many as fit the time."""
+        end = time.monotonic() + 60 * minutes
+        for number in range(first, first + count):
+            if time.monotonic() > end:
+                return
+            yield self.round(number)
+
+    def report(self) -> str:
+        """The table."""
+        lines = [
+            f"{'fault':28} {'rounds':>7} {'injected':>9} {'lost':>5} {'doubled':>8} {'rewritten':>10} {'other':>6}"
+        ]
+        total = Row()
+        for kind in self.kinds:
+            row = self.table[kind]
+            lines.append(_line(kind, row))
+            total.rounds += row.rounds
+            total.findings.add(row.findings)
+        lines.append(_line("all", total))
+        if self.no_shim:
+            lines.append(f"not tried: {', '.join(WITH_SHIM)}: {self.no_shim}")
+        return "\n".join(lines)
+
+    @property
+    def wrong(self) -> list[str]:
+        """Every broken promise."""
+        return [what for row in self.table.values() for what in row.findings.wrong]
+
+
+def _line(kind: str, row: Row) -> str:
+    found = row.findings
+    counts = f"{row.rounds:7} {found.injected:9} {found.lost:5} {found.doubled:8} {found.rewritten:10}"
+    return f"{kind:28} {counts} {len(found.wrong):6}"
+
+
+def tiny_engine(folder: Path) -> Path:
+    """An engine of one small layer."""
+    import rig
+
+    from extract.engine.builder import build
+    from extract.engine.recipe import Recipe
+
+    checkpoint = rig.tiny_checkpoint(folder / "checkpoint", "llama", num_hidden_layers=1)
+    build(checkpoint, folder / "engine", Recipe(dtype="float32", device="cpu", max_input_tokens=32, max_tokens=512))
+    return folder / "engine"
+
+
+def main() -> int:
+    """The command line."""
+    os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=400, help="at most so many (default 400)")
+    parser.add_argument("--first", type=int, default=0, help="number of the first round (default 0)")
+    parser.add_argument("--seed", type=int, default=None, help="of the schedule (default: drawn, and printed)")
+    parser.add_argument("--minutes", type=float, default=10.0, help="stop after this time (default 10)")
+    parser.add_argument("--keep", type=Path, help="an empty directory for the outputs; those of bad rounds stay")
+    asked = parser.parse_args()
+    seed = random.randrange(10**6) if asked.seed is None else asked.seed
+    sys.stdout.write(f"seed {seed}\n")
+    with tempfile.TemporaryDirectory(prefix="extract-chaos-") as scratch:
+        folder = asked.keep or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        campaign = Campaign(folder, tiny_engine(folder), seed)
+        for findings in campaign.rounds(asked.first, asked.rounds, asked.minutes):
+            for what in findings.wrong:
+                sys.stdout.write(f"{what}\n")
+                sys.stdout.flush()
+        sys.stdout.write(campaign.report() + "\n")
+    return 1 if campaign.wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
