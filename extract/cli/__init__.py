@@ -17,6 +17,7 @@ from extract.errors import ExtractError
 COMMANDS = {
     "build": "extract.cli.engines",
     "tune": "extract.cli.tune",
+    "fidelity": "extract.cli.fidelity",
     "inspect": "extract.cli.show",
     "plan": "extract.cli.jobs",
     "run": "extract.cli.jobs",

@@ -51,6 +51,15 @@ def import_gguf(path: Path, dtype: str, attn_implementation: str | None) -> tupl
     return model, report, {tensor.name for tensor in header.tensors} - set(names) - {HEAD}
 
 
+def gguf_head(path: Path) -> "np.ndarray | None":
+    """The output embedding of a GGUF file, float32 [V, H]; `None` where it is the token embedding."""
+    for tensor in read_gguf(path).tensors:
+        if tensor.name == HEAD:
+            with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                return _dequantised(tensor, data)
+    return None
+
+
 def _names(header: GgufHeader, wanted: list[str]) -> dict[str, str]:
     """GGUF name to transformers' name, for the weights that the model wants."""
     import gguf

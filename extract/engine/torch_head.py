@@ -70,8 +70,8 @@ def head_input(decoder: TorchDecoder, input_ids: torch.Tensor) -> str:
     return "not checked (the output embedding was not used)"
 
 
-def _with_head(model: Any) -> Any:
-    """The family's causal class around `model`, its head replaced; a string says why there is none."""
+def causal_model_around(model: Any) -> tuple[Any, str] | str:
+    """The family's causal class, empty, with `model` as its base, and the name of that place; a string: why not."""
     try:
         head_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(model.config)]
     except KeyError:
@@ -83,16 +83,30 @@ def _with_head(model: Any) -> Any:
     slots = [name for name, child in with_head.named_children() if type(child) is type(model)]
     if len(slots) != 1:
         return f"{head_class.__name__} has {len(slots)} places for a {type(model).__name__}"
-    slot = slots[0]
-    head = with_head.get_output_embeddings()
-    if head is None:
+    if with_head.get_output_embeddings() is None:
         return f"{head_class.__name__} names no output embedding"
-    setattr(with_head, slot, model)
-    for name, module in list(with_head.named_modules()):
-        if module is head:
+    setattr(with_head, slots[0], model)
+    return with_head, slots[0]
+
+
+def replace_module(model: Any, old: nn.Module, new: nn.Module) -> None:
+    """Put `new` wherever `model` has `old`."""
+    for name, module in list(model.named_modules()):
+        if module is old:
             parent, _, child = name.rpartition(".")
-            setattr(with_head.get_submodule(parent), child, _Capture(model.dtype))
-        elif name != slot and not name.startswith(f"{slot}.") and any(True for _ in module.parameters(recurse=False)):
+            setattr(model.get_submodule(parent), child, new)
+
+
+def _with_head(model: Any) -> Any:
+    """The family's causal class around `model`, its head replaced; a string says why there is none."""
+    made = causal_model_around(model)
+    if isinstance(made, str):
+        return made
+    with_head, slot = made
+    replace_module(with_head, with_head.get_output_embeddings(), _Capture(model.dtype))
+    for name, module in list(with_head.named_modules()):
+        inside = name == slot or name.startswith(f"{slot}.")
+        if not inside and any(True for _ in module.parameters(recurse=False)):
             module.register_forward_pre_hook(_refuse(name))
     return with_head
 

@@ -1,0 +1,106 @@
+"""`extract fidelity`: an engine against the unquantised model."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from extract.cli.options import choices_of, json_option
+from extract.report import emit
+from extract.spec import SourceSpec
+
+DEFAULTS = SourceSpec(path="any")
+
+
+@click.command("fidelity")
+@click.argument("engine", metavar="ENGINE", type=click.Path(path_type=Path))
+@click.option(
+    "--reference", metavar="CHECKPOINT", required=True, help="Directory, hub id or GGUF file of the unquantised model."
+)
+@click.option(
+    "--data",
+    metavar="PATH",
+    multiple=True,
+    help="File, glob, directory or dataset; may be given several times.  [default: docstrings of the standard library]",
+)
+@click.option("--column", metavar="NAME", help=f"Input column; dots reach into structs.  [default: {DEFAULTS.column}]")
+@click.option(
+    "--input",
+    "kind",
+    type=click.Choice(choices_of(SourceSpec, "input")),
+    help=f"What the input column holds.  [default: {DEFAULTS.input}]",
+)
+@click.option(
+    "--rows",
+    metavar="ROWS",
+    type=click.IntRange(min=1),
+    default=256,
+    show_default=True,
+    help="How many rows, at even distances.",
+)
+@click.option("--write", is_flag=True, help="Put the figures into the engine's contract; its id stays the same.")
+@click.option(
+    "--max-kl",
+    metavar="NATS",
+    type=click.FloatRange(min=0),
+    help="Fail with exit code 7 when the mean KL divergence is above this.  [default: none]",
+)
+@click.option(
+    "--threads",
+    metavar="THREADS",
+    type=click.IntRange(min=1),
+    help="CPU threads of the engine.  [default: the engine's number]",
+)
+@click.option("--revision", metavar="REV", help="Branch, tag or commit of a hub checkpoint.  [default: main]")
+@click.option(
+    "--allow-pickle", is_flag=True, help="Read the reference from pickled .bin files, through the safe loader."
+)
+@click.option("--quiet", is_flag=True, help="No steps on stderr.")
+@json_option
+def fidelity_command(
+    engine: Path,
+    reference: str,
+    data: tuple[str, ...],
+    column: str | None,
+    kind: Any,
+    rows: int,
+    write: bool,
+    max_kl: float | None,
+    threads: int | None,
+    revision: str | None,
+    allow_pickle: bool,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Say how far an engine is from the unquantised model.
+
+    Runs the engine as a job would, and the model of CHECKPOINT row by row in the highest precision that memory allows,
+    over the same rows. Compares states, and through the checkpoint's own head the next token's distribution: KL
+    divergence and how often the most likely token is the same, by position and row length, with intervals from
+    resampling rows. Use it before a job with a quantised engine, and with --max-kl as a gate.
+
+    \b
+    Example:
+        extract fidelity engine --reference HuggingFaceTB/SmolLM2-135M --max-kl 0.01
+        extract fidelity engine --reference model.gguf --data texts.parquet --column body --rows 1000
+    """
+    from extract.fidelity_check.measure import check, fidelity
+    from extract.fidelity_check.table import fidelity_text
+
+    if not data and (column is not None or kind is not None):
+        raise click.UsageError("--column and --input say what of --data is read; give --data too.")
+    source = SourceSpec(path=data, column=column or DEFAULTS.column, input=kind or DEFAULTS.input) if data else None
+    found = fidelity(
+        engine,
+        reference,
+        source=source,
+        rows=rows,
+        max_kl=max_kl,
+        write=write,
+        threads=threads,
+        revision=revision,
+        allow_pickle=allow_pickle,
+        say=lambda message: None if quiet else click.echo(message, err=True),
+    )
+    emit(found, fidelity_text, as_json)
+    check(found)
