@@ -18,6 +18,7 @@ from extract.shards.schema import output_schema
 from extract.shards.values import value_type
 from extract.sources import SourceLayout, identity
 from extract.spec import JobSpec, SourceSpec, as_table
+from extract.text.tokens import special_ids, truncation_side
 
 TARGET_SHARD_BYTES = 256 * 2**20
 TARGET_SHARD_TOKENS = {"cpu": 2**18, "cuda": 2**22}
@@ -39,7 +40,7 @@ class StatesNotGiven(SpecError):
 
     template = (
         "states.kind is {found}, but this engine puts out the {expected} token's state only. "
-        "Ask for --kind {expected}, or build an engine with --states tokens"
+        "Build an engine with --states tokens, or ask for the {expected} one with --kind {expected}"
     )
 
 
@@ -177,7 +178,9 @@ def _schema(spec: JobSpec, contract: Contract, layout: SourceLayout, asked: dict
     extra = [layout.schema.field(name) for name in carried_columns(spec.source)]
     id_type = extra.pop(0).type if spec.source.id_column is not None else None
     policy: dict[str, Any] = {"input": spec.source.input, **as_table(spec.text)}
-    policy |= {"prefix_ids": contract.tokenizer.prefix_ids, "suffix_ids": contract.tokenizer.suffix_ids}
+    prefix_ids, suffix_ids = special_ids(contract.tokenizer, spec.text, spec.source.input)
+    policy |= {"prefix_ids": prefix_ids, "suffix_ids": suffix_ids}
+    policy["truncation_side"] = truncation_side(contract.tokenizer, spec.text)  # never "auto": what was done
     metadata = {
         "job": job_id(asked),
         "engine": contract.engine_id,

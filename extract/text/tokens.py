@@ -190,11 +190,11 @@ def open_tokenizer(
         raise NoTokenizer(path=engine_directory, input=input)
     if input == "messages" and not identity.chat_template:
         raise NoChatTemplate(path=engine_directory)
-    prefix_ids, suffix_ids = _special_ids(identity, text) if input == "text" else ((), ())
+    prefix_ids, suffix_ids = special_ids(identity, text, input)
     rule = CutRule(
         max_input_tokens=max_input_tokens,
         on_long=text.on_long,
-        truncation_side=identity.truncation_side if text.truncation_side == "auto" else text.truncation_side,
+        truncation_side=truncation_side(identity, text),
         overlap=text.chunk_overlap,
         prefix_ids=prefix_ids,
         suffix_ids=suffix_ids,
@@ -274,8 +274,21 @@ def _check_applies(text: TextSpec, input: InputKind) -> None:
         raise DoesNotApply(key=key, found=json.dumps(getattr(text, key), ensure_ascii=False), input=input)
 
 
-def _special_ids(identity: TokenizerIdentity, text: TextSpec) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Ids before and after every text."""
+def truncation_side(identity: TokenizerIdentity, text: TextSpec) -> str:
+    """The side of a long row that is cut off: the one asked for, or the tokenizer's own."""
+    return identity.truncation_side if text.truncation_side == "auto" else text.truncation_side
+
+
+def special_ids(
+    identity: TokenizerIdentity, text: TextSpec, input: InputKind
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Ids that are put before and after every row.
+
+    Raises:
+        NoSuchSpecialToken: the job asks for one that the tokenizer does not have.
+    """
+    if input != "text" or identity.kind == "none":
+        return (), ()
     if text.special_tokens == "tokenizer":
         return identity.prefix_ids, identity.suffix_ids
     around: dict[str, tuple[int, ...]] = {"bos": (), "eos": ()}
