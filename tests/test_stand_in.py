@@ -8,6 +8,7 @@ import importlib
 import json
 import pickle
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -565,6 +566,18 @@ class TestRun:
         with pytest.raises(DeviceFault, match="vocabulary"):
             one_pass.stream.synchronize()
 
+    @pytest.mark.parametrize("sequences", [12_287, 12_288])
+    def test_sequences_must_fit_a_kernels_shared_memory(self, sequences, vendor_checkpoint, card):
+        engine = build(vendor_checkpoint, max_batch_size=2**14, max_num_tokens=2**14)
+        run = Pass(engine, card, lengths=[1] * sequences)
+        run.inputs["host_sink_token_length"].fill_(1)  # nothing is computed then
+        assert run.queue()
+        if sequences < 12_288:
+            run.stream.synchronize()
+        else:
+            with pytest.raises(DeviceFault, match="shared memory"):
+                run.stream.synchronize()
+
     def test_generation_without_a_cache_is_refused(self, one_pass):
         one_pass.inputs["host_request_types"].fill_(1)
         with pytest.raises(RuntimeError, match="only supported for context"):
@@ -914,6 +927,15 @@ class TestQuantisation:
 
 
 class TestRig:
+    @pytest.mark.parametrize("noisy", [False, True])
+    def test_it_is_installed_as_its_release_and_may_speak_on_stdout(self, noisy, capsys):
+        with stand_in("1.1.0", noisy=noisy):
+            assert metadata.version("tensorrt-llm") == "1.1.0"
+            importlib.import_module("tensorrt_llm")
+        assert ("1.1.0" in capsys.readouterr().out) is noisy
+        with pytest.raises(metadata.PackageNotFoundError):
+            metadata.version("tensorrt-llm")
+
     def test_nothing_is_left_behind(self):
         path = list(sys.path)
         with stand_in("0.21.0"):

@@ -10,6 +10,8 @@ from stand_in.card import DeviceFault
 from stand_in.program import Decoder, Program, dequantised
 
 CONTEXT_PHASE = 0
+SHARED_MEMORY_BYTES = 48 * 1024
+"""What a kernel has without asking for more; the one that sums lengths up keeps B + 1 of them there."""
 
 
 class Execution:
@@ -50,6 +52,8 @@ class Execution:
         ids, lengths = named["input_ids"], named["context_lengths"].tolist()
         if int(ids.min()) < 0 or int(ids.max()) >= decoder.vocab_size:
             raise DeviceFault("an illegal memory access was encountered (stand-in: token id outside the vocabulary)")
+        if 4 * (len(lengths) + 1) > SHARED_MEMORY_BYTES:
+            raise DeviceFault(f"invalid argument (stand-in: {len(lengths):,} sequences need more shared memory)")
         sound = (
             lengths == named["host_context_lengths"].tolist()
             and min(lengths) > 0

@@ -9,6 +9,7 @@ Afterwards no module of it is left, so that the next test may choose another rel
 import contextlib
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +23,7 @@ RELEASES = ("0.16.0", "0.17.0.dev2024121700", "0.18.2", "0.21.0", "1.0.0", "1.1.
 
 @contextlib.contextmanager
 def stand_in(
-    release: str = "1.2.1", *, card: StandInCard | None = None, with_card: bool = True
+    release: str = "1.2.1", *, card: StandInCard | None = None, with_card: bool = True, noisy: bool = False
 ) -> Iterator[StandInCard | None]:
     """The stand-in of a release, with a card in the machine or without.
 
@@ -30,24 +31,29 @@ def stand_in(
         release: of `tensorrt_llm`.
         card: the card; a fresh one if it is `None`.
         with_card: whether there is a card at all.
+        noisy: whether importing the package writes a line to stdout, as compiled packages like to.
     """
     if with_card and card is None:
         card = StandInCard()
-    before = STATE.release, STATE.card, os.environ.get(RELEASE_VARIABLE)
+    before = STATE.release, STATE.card, STATE.noisy, os.environ.get(RELEASE_VARIABLE)
     _forget()
-    sys.path.insert(0, str(PACKAGES))
-    STATE.release, STATE.card = release, card if with_card else None
-    os.environ[RELEASE_VARIABLE] = release
-    try:
-        yield STATE.card
-    finally:
-        sys.path.remove(str(PACKAGES))
-        _forget()
-        STATE.release, STATE.card, variable = before
-        if variable is None:
+    with tempfile.TemporaryDirectory() as installed:
+        metadata = Path(installed) / f"tensorrt_llm-{release}.dist-info" / "METADATA"
+        metadata.parent.mkdir()
+        metadata.write_text(f"Metadata-Version: 2.1\nName: tensorrt_llm\nVersion: {release}\n")
+        sys.path[:0] = paths = [str(PACKAGES), installed]
+        STATE.release, STATE.card, STATE.noisy = release, card if with_card else None, noisy
+        os.environ[RELEASE_VARIABLE] = release
+        try:
+            yield STATE.card
+        finally:
+            for path in paths:
+                sys.path.remove(path)
+            _forget()
+            STATE.release, STATE.card, STATE.noisy, variable = before
             os.environ.pop(RELEASE_VARIABLE)
-        else:
-            os.environ[RELEASE_VARIABLE] = variable
+            if variable is not None:
+                os.environ[RELEASE_VARIABLE] = variable
 
 
 def _forget() -> None:

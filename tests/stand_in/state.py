@@ -17,10 +17,11 @@ RELEASE_VARIABLE = "EXTRACT_STAND_IN_RELEASE"
 
 @dataclass
 class State:
-    """The release, and the card if there is one."""
+    """The release, the card if there is one, and whether an import writes to stdout."""
 
     release: str = os.environ.get(RELEASE_VARIABLE, "1.2.1")
     card: "StandInCard | None" = None
+    noisy: bool = False
 
     def needs_card(self) -> "StandInCard":
         """The card. Raises what CUDA says where there is none."""
