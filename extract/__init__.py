@@ -12,6 +12,7 @@ _HOMES = {
     "load_job": "extract.spec",
     "JobSpec": "extract.spec",
     "plan": "extract.jobs",
+    "quantize": "extract.quantizing",
     "run": "extract.runners.local",
     "tune": "extract.tuning.search",
     "verify": "extract.verification",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from extract.engine.families import Family
     from extract.inspection import Inspection
     from extract.jobs import PlannedJob
+    from extract.quantizing import Quantized
     from extract.runners.local import Summary
     from extract.status import Status
     from extract.verification import Verification
@@ -158,6 +159,18 @@ def build_plan_text(found: "BuildPlan") -> str:
     if found.tiers:
         lines.append(f"tiers      {', '.join(f'{budget:,}' for budget in found.tiers)} tokens a pass (--tiers)")
     return "\n".join(lines)
+
+
+def quantized_text(found: "Quantized") -> str:
+    """A quantised checkpoint."""
+    return "\n".join(
+        [
+            f"checkpoint {found.path}: {found.name} with {found.weights} linears, the rest in {found.dtype}, "
+            f"{_size(found.num_bytes)}",
+            f"calibrated {found.num_rows:,} rows of {found.calibration}; cache {found.cache}",
+            f"next       extract build {found.path} --runtime tensorrt-llm -o ENGINE",
+        ]
+    )
 
 
 def tiers_text(built: Mapping[Path, "Contract"]) -> str:

@@ -15,7 +15,7 @@ import extract
 
 
 def test_the_names_are_those_of_the_commands_and_what_they_take():
-    assert extract.__all__ == ["JobSpec", "build", "fidelity", "load_job", "open_output", "plan", "run", "tune", "verify"]
+    assert extract.__all__ == ["JobSpec", "build", "fidelity", "load_job", "open_output", "plan", "quantize", "run", "tune", "verify"]
     for name in extract.__all__:
         assert getattr(extract, name).__doc__
 

@@ -26,6 +26,9 @@ JOB = """
 """
 
 OPTIONS = {
+    "quantize": """
+        --cache --calibration --column --json --max-input-tokens --output --quiet --revision --rows --to -o
+    """,
     "build": """
         --allow-no-final-norm --allow-pickle --cache --card-memory --decoder --device --dry-run --dtype --json --layout
         --max-input-tokens --max-sequences --max-tokens --micro-batch --output --pass-tokens --quiet --recipe
@@ -53,6 +56,7 @@ OPTIONS = {
 }
 
 ARGUMENTS = {
+    "quantize": ["CHECKPOINT"],
     "build": ["CHECKPOINT"],
     "tune": ["CHECKPOINT"],
     "fidelity": ["ENGINE"],

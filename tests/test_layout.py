@@ -34,7 +34,7 @@ manifest, planning, shards.shard_file
 completion, doctor, estimate, output, shard_windows, status
 inspection, jobs, pipeline, recomputation
 publishing, verification
-derivation, fidelity_check, runners, tuning
+derivation, fidelity_check, quantizing, runners, tuning
 reprocessing
 cli
 __main__

@@ -15,6 +15,7 @@ import click
 from extract.errors import ExtractError
 
 COMMANDS = {
+    "quantize": "extract.cli.quantize",
     "build": "extract.cli.engines",
     "tune": "extract.cli.tune",
     "fidelity": "extract.cli.fidelity",
@@ -27,6 +28,7 @@ COMMANDS = {
     "families": "extract.cli.engines",
     "sample": "extract.cli.show",
     "patch": "extract.cli.patch",
+    "doctor": "extract.cli.doctor",
 }
 """In the order of a job."""
 

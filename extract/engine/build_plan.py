@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from extract.engine.contract import EngineDoesNotFit
 from extract.engine.recipe import Recipe
 from extract.errors import SpecError
 
@@ -80,11 +81,13 @@ def _tensorrt(checkpoint: str | Path, recipe: Recipe, revision: str | None) -> B
         limits = pass_limits(shape, recipe, int(recipe.card_memory_gib * GIB), name=source.name)
         device = f"a card of {recipe.card_memory_gib:g} GiB"
     else:
-        import torch
-
-        if not torch.cuda.is_available():
-            raise WhichCard(checkpoint=source.name)
+        from extract.engine.device import this_device
         from extract.tensorrt.cuda_card import claim_card
+
+        try:
+            this_device("cuda")
+        except EngineDoesNotFit:
+            raise WhichCard(checkpoint=source.name) from None
 
         card = claim_card(None, source.name)
         try:
