@@ -27,7 +27,7 @@ from extract.report import contract_text
 PRECISIONS: Any = ("float32", "bfloat16", "int8")
 
 here = native_library()
-needs_compiler = pytest.mark.skipif(library_module._compiler() is None, reason="no C++ compiler")
+needs_compiler = pytest.mark.skipif(library_module.find_compiler() is None, reason="no C++ compiler")
 needs_all = pytest.mark.skipif(
     any(here.missing(precision) for precision in PRECISIONS),
     reason=f"native kernels of some precision: {[here.missing(precision) for precision in PRECISIONS]}",
@@ -106,7 +106,7 @@ def test_another_source_compiler_or_cpu_has_a_library_of_its_own(
         case "compiler":
             compiler = tmp_path / "bin" / "c++"
             compiler.parent.mkdir()
-            compiler.write_text(f'#!/bin/sh\nexec {library_module._compiler()} "$@"\n')
+            compiler.write_text(f'#!/bin/sh\nexec {library_module.find_compiler()} "$@"\n')
             compiler.chmod(0o755)
             monkeypatch.setenv("PATH", f"{compiler.parent}{os.pathsep}{os.environ['PATH']}")
     second = again()

@@ -14,10 +14,13 @@ import tempfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from extract.cpu.cpu_flags import cpu_identity
-from extract.cpu.kernels import Precision
 from extract.errors import EngineRefused
+
+if TYPE_CHECKING:
+    from extract.cpu.kernels import Precision
 
 SOURCE = Path(__file__).parent / "native_source"
 FLAGS = (
@@ -60,7 +63,7 @@ class NativeLibrary:
     int8: bool = False
     amx: bool = False
 
-    def missing(self, precision: Precision) -> str:
+    def missing(self, precision: "Precision") -> str:
         """Why a precision cannot be computed with it; empty if it can."""
         if self.problem:
             return self.problem
@@ -88,7 +91,7 @@ def library_if_compiled() -> NativeLibrary | None:
 
 
 def _open(*, may_compile: bool) -> NativeLibrary | None:
-    compiler = _compiler()
+    compiler = find_compiler()
     if compiler is None:
         return NativeLibrary(None, "no C++ compiler (c++, g++ or clang++) on PATH")
     try:
@@ -107,7 +110,8 @@ def _open(*, may_compile: bool) -> NativeLibrary | None:
     return NativeLibrary(functions, path=path, bfloat16=bool(found & 1), int8=bool(found & 2), amx=bool(found & 4))
 
 
-def _compiler() -> str | None:
+def find_compiler() -> str | None:
+    """The C++ compiler that would compile the kernels."""
     return next((found for name in ("c++", "g++", "clang++") if (found := shutil.which(name))), None)
 
 
