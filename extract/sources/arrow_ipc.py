@@ -1,8 +1,9 @@
 """Rows of one Arrow IPC file (Feather too) or stream, told apart by the first bytes.
 
 Files are memory-mapped: without compression nothing is copied before it is used. The file format is read by record
-batch, from anywhere; a stream only from its start. Every offset, index and view is checked before use, since a damaged
-file would otherwise be read outside its own bytes; whether text is UTF-8 is not judged here.
+batch, from anywhere; a stream only from its start, and to the mark at its end: without that the writer was stopped, and
+rows may be missing. Every offset, index and view is checked before use, since a damaged file would otherwise be read
+outside its own bytes; whether text is UTF-8 is not judged here.
 """
 
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from extract.sources.columns import find_column, take_column
 from extract.sources.file_source import DECODE_ROWS, StoredBatches
 
 FILE_MAGIC = b"ARROW1"
+CONTINUATION = b"\xff\xff\xff\xff"
+END_OF_STREAM = CONTINUATION + bytes(4)
 
 
 class ArrowFile:
@@ -75,8 +78,23 @@ class ArrowFile:
         for batch in self._record_batches(self._reader(data, narrow), 0):
             counts.append(batch.num_rows)
             if max_rows is not None and sum(counts) >= max_rows:
-                break
+                return counts
+        if not self._random_access:
+            _check_end(data)
         return counts
+
+
+def _check_end(data: pa.NativeFile) -> None:
+    """Raise `ValueError` unless a stream that was read through ends with its mark, and the file with the stream."""
+    end, size = data.tell(), data.size()
+    if end != size:
+        raise ValueError(f"{size - end:,} bytes follow the end of its stream, as where streams were joined into a file")
+    data.seek(0)
+    is_marked = data.read(len(CONTINUATION)) == CONTINUATION  # else of a time before there were marks of 8 bytes
+    data.seek(max(0, size - len(END_OF_STREAM)))
+    if is_marked and data.read() != END_OF_STREAM:
+        advice = "Write it again, or set limit to the rows that are wanted"
+        raise ValueError(f"it has no end-of-stream mark, so its writer was stopped and rows may be missing. {advice}")
 
 
 def _check_bounds(array: pa.Array) -> None:
@@ -85,7 +103,9 @@ def _check_bounds(array: pa.Array) -> None:
     try:
         (array.view(bare[array.type]) if array.type in bare else array).validate(full=True)
     except pa.ArrowInvalid as error:
-        if "UTF8" not in str(error):  # of a string inside a list or struct
+        # Text inside a list or struct is not judged either. Indices are checked where they are used: under a null
+        # struct they may point nowhere.
+        if "UTF8" not in str(error) and "Dictionary indices" not in str(error):
             raise
 
 

@@ -1,7 +1,9 @@
 """An array of any encoding as the plain array of the same values: what `plain_type` says of types, done to values.
 
 Arrow's own casts do most of it, but not all: none leaves a run-end encoding inside a list, one of a list view writes an
-array that Arrow then refuses, and one of a dictionary trusts its indices, which a damaged file may point anywhere.
+array that Arrow then refuses, and one of a dictionary trusts its indices, which a damaged file may point anywhere. What
+lies under a null struct or list is made null first: its indices may mean nothing, and are no fault.
+
 Knows values alone; which type a column has over all files is decided in `column_types`.
 """
 
@@ -36,6 +38,8 @@ def plain_array(array: pa.Array) -> pa.Array:
     if pa.types.is_fixed_size_list(kind):
         size = kind.list_size
         values = array.values.slice(array.offset * size, len(array) * size)
+        hidden = np.repeat(array.is_null().to_numpy(zero_copy_only=False), size)
+        values = values.take(pa.array(np.arange(len(values)), mask=hidden))
         return pa.FixedSizeListArray.from_arrays(plain_array(values), size, mask=array.is_null())
     return _list_or_map(array)
 
@@ -62,7 +66,7 @@ def _list_of_view(array: pa.Array) -> pa.Array:
 
 
 def _struct(array: pa.Array) -> pa.Array:
-    members = [plain_array(array.field(index)) for index in range(array.type.num_fields)]
+    members = [plain_array(member) for member in array.flatten()]
     fields = [pa.field(array.type.field(index).name, member.type) for index, member in enumerate(members)]
     return pa.StructArray.from_arrays(members, fields=fields, mask=array.is_null())
 
