@@ -35,7 +35,8 @@ OPTIONS = {
         --reference --revision --runtime --states --threads --tiers -o
     """,
     "tune": """
-        --allow-int8 --device --json --max-input-tokens --output --plot --precisions --quiet --seconds --threads -o
+        --allow-int8 --device --json --max-input-tokens --output --plot --precisions --quiet --reference --runtime
+        --seconds --threads -o
     """,
     "fidelity": """
         --allow-pickle --column --data --input --json --max-kl --quiet --reference --revision --rows --threads --write

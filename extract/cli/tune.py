@@ -1,6 +1,7 @@
 """`extract tune`: the fastest settings of an engine on this device."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -65,6 +66,18 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> t
     show_default=True,
     help="What to tune for.",
 )
+@click.option(
+    "--runtime",
+    type=click.Choice(choices_of(Recipe, "runtime")),
+    default="torch",
+    show_default=True,
+    help="tensorrt-llm builds and measures an engine for each token budget, doubled until the card refuses.",
+)
+@click.option(
+    "--reference",
+    metavar="CHECKPOINT",
+    help="tensorrt-llm: what builds compare with.  [default: CHECKPOINT, or what it was quantised from]",
+)
 @click.option("--quiet", is_flag=True, help="No steps on stderr.")
 @json_option
 def tune_command(
@@ -77,6 +90,8 @@ def tune_command(
     seconds: float | None,
     allow_int8: bool,
     device: str,
+    runtime: Any,
+    reference: str | None,
     quiet: bool,
     as_json: bool,
 ) -> None:
@@ -85,7 +100,8 @@ def tune_command(
     Builds the checkpoint in a temporary directory (TMPDIR), measures token budgets, threads and precisions on real
     passages, prints the table, draws its curves and writes a recipe for `extract build`. Do it once per checkpoint and
     machine, while nothing else runs there. The recipe is never less exact than the checkpoint's own precision, unless
-    int8 is allowed. An existing file is replaced only if this command wrote it.
+    int8 is allowed. With tensorrt-llm each token budget is an engine of its own: allow it minutes (--seconds). An
+    existing file is replaced only if this command wrote it.
 
     \b
     Example:
@@ -97,6 +113,8 @@ def tune_command(
     from extract.tuning.search import SECONDS, tune
     from extract.tuning.table import tuning_text
 
+    if reference is not None and runtime == "torch":
+        raise click.UsageError("--reference: only with --runtime tensorrt-llm.")
     picture = output.with_suffix(".svg") if plot is None else plot
     picture_format(picture)
     if picture == output:
@@ -111,6 +129,8 @@ def tune_command(
         seconds=SECONDS if seconds is None else seconds,
         allow_int8=allow_int8,
         device=device,
+        runtime=runtime,
+        reference=reference,
         say=lambda message: None if quiet else click.echo(message, err=True),
     )
     table = tuning_text(found)

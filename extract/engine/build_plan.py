@@ -42,6 +42,7 @@ class BuildPlan:
     dtype: str
     weights: str
     hidden_size: int
+    vocab_size: int
     max_input_tokens: int
     max_sequences: int
     max_tokens: int
@@ -103,6 +104,7 @@ def _tensorrt(checkpoint: str | Path, recipe: Recipe, revision: str | None) -> B
         dtype=shape.dtype,
         weights=shape.weights,
         hidden_size=shape.hidden_size,
+        vocab_size=shape.vocab_size,
         max_input_tokens=min(recipe.max_input_tokens, shape.max_positions or recipe.max_input_tokens),
         max_sequences=limits.max_sequences,
         max_tokens=limits.max_tokens,
@@ -132,9 +134,11 @@ def _torch(checkpoint: str | Path, recipe: Recipe, revision: str | None, allow_p
     dtype = resolve_dtype(recipe, device, opened.dtype)
     text: Any = opened.config.get("text_config")
     config = text if isinstance(text, dict) else opened.config
-    hidden = next(
-        (int(value) for name, value in config.items() if name.endswith(HIDDEN_SIZES) and isinstance(value, int)), 0
-    )
+
+    def number(names: tuple[str, ...]) -> int:
+        return next((found for name, found in config.items() if name.endswith(names) and isinstance(found, int)), 0)
+
+    hidden = number(HIDDEN_SIZES)
     own = device.type == "cpu" and recipe.decoder != "transformers" and recipe.layout != "dense" and dtype != "float16"
     max_tokens = recipe.max_tokens or MAX_TOKENS["own" if own else device.type]
     per_state = 4 if own else STATE_BYTES[dtype]
@@ -148,6 +152,7 @@ def _torch(checkpoint: str | Path, recipe: Recipe, revision: str | None, allow_p
         dtype=dtype,
         weights=dtype,
         hidden_size=hidden,
+        vocab_size=number(("vocab_size",)),
         max_input_tokens=recipe.max_input_tokens,
         max_sequences=recipe.max_sequences,
         max_tokens=max_tokens,

@@ -90,12 +90,12 @@ def _draw(axes: Any, tuning: Tuning) -> None:
     axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.set_xlabel(f"token budget ({tuning.budget_is})")
     axes.set_ylabel("throughput (tokens/s, median and range)")
-    kernels = f", {tuning.arithmetic} kernels" if tuning.decoder == "own" else ""
+    kernels = {"own": f"own decoder, {tuning.arithmetic} kernels", "vendor": tuning.arithmetic}.get(
+        tuning.decoder, f"{tuning.decoder} decoder"
+    )
     axes.set_title(f"{tuning.checkpoint} on {tuning.device}", loc="left", fontsize=11, pad=18)
     settings = f"{chosen.budget:,} {tuning.budget_is}, {chosen.curve}"
-    axes.text(
-        0, 1.015, f"{tuning.decoder} decoder{kernels}; ring: chosen, {settings}", transform=axes.transAxes, fontsize=8.5
-    )
+    axes.text(0, 1.015, f"{kernels}; ring: chosen, {settings}", transform=axes.transAxes, fontsize=8.5)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", alpha=0.25)
     _label_ends(axes, ends, 1.08 * top)

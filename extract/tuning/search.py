@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Literal
 
 from extract.engine.contract import Device
 from extract.engine.device import computes_in, this_device
@@ -32,6 +33,15 @@ class NoSuchPrecision(SpecError):
     """A precision that is unknown, or that the device has no arithmetic for."""
 
     template = "precisions: {found!r} is not what this {device} computes in ({expected})."
+
+
+class NotOfThisRuntime(SpecError):
+    """Precisions or threads for a runtime that has no choice of them."""
+
+    template = (
+        "tune: precisions, threads and int8 are not for runtime {runtime}, which runs a checkpoint in the precision "
+        "that it has. Leave them out."
+    )
 
 
 class NothingToChoose(SpecError):
@@ -67,6 +77,8 @@ def tune(
     seconds: float = SECONDS,
     allow_int8: bool = False,
     device: str = "auto",
+    runtime: Literal["torch", "tensorrt-llm"] = "torch",
+    reference: str | Path | None = None,
     allow_pickle: bool = False,
     say: Callable[[str], None] = lambda message: None,
 ) -> Tuning:
@@ -80,6 +92,9 @@ def tune(
         seconds: no point is begun that would not be done by then; the first one always is.
         allow_int8: int8 may be chosen.
         device: as in a recipe.
+        runtime: with tensorrt-llm, tiers of token budgets are built and measured; precisions and threads are not asked
+            for, because a checkpoint has its precision there.
+        reference: with tensorrt-llm, as for `build`.
         allow_pickle: as in a build.
         say: called with a line whenever a step begins or a curve is done.
 
@@ -93,6 +108,13 @@ def tune(
     from extract.tuning.engines import Engines
     from extract.tuning.workload import workload
 
+    if runtime == "tensorrt-llm":
+        from extract.tuning.card_tiers import tune_tiers
+
+        if precisions or threads or allow_int8:
+            raise NotOfThisRuntime(runtime=runtime)
+        recipe = Recipe(runtime=runtime, max_input_tokens=max_input_tokens or Recipe().max_input_tokens)
+        return tune_tiers(checkpoint, recipe, reference=reference, seconds=seconds, choose=choose, say=say)
     started = time.monotonic()
     counts = _threads(threads)
     here = this_device(device)

@@ -66,7 +66,14 @@ class Sweep:
 
     def _add(self, curve: Curve, trial: Trial, precision: str) -> None:
         found = [
-            _point(curve, trial, budget, precision, self._differences[precision])
+            point_of(
+                curve,
+                budget,
+                precision,
+                trial.threads,
+                trial.memory_bytes.get(budget),
+                self._differences[precision],
+            )
             for budget in (*curve.runs, *([] if curve.refused is None else [curve.refused]))
         ]
         self.points += found
@@ -84,18 +91,26 @@ class Sweep:
         return time.monotonic() + seconds < self._deadline
 
 
-def _point(curve: Curve, trial: Trial, budget: int, precision: str, difference: Difference | None) -> Point:
+def point_of(
+    curve: Curve,
+    budget: int,
+    precision: str,
+    threads: int | None,
+    memory_bytes: int | None,
+    difference: Difference | None,
+) -> Point:
+    """A row of the table: the runs of one budget."""
     rates = [run.tokens / run.seconds for run in curve.runs.get(budget, [])]
     median = statistics.median(rates) if rates else None
     return Point(
         precision=precision,
-        threads=trial.threads,
+        threads=threads,
         budget=budget,
         tokens_per_s=median and round(median, 1),
         slowest=round(min(rates), 1) if rates else None,
         fastest=round(max(rates), 1) if rates else None,
         spread=round((max(rates) - min(rates)) / median, 4) if median else None,
         runs=len(rates),
-        memory_bytes=trial.memory_bytes.get(budget),
+        memory_bytes=memory_bytes,
         difference=difference,
     )

@@ -19,10 +19,12 @@ COLUMNS: tuple[tuple[str, str, Callable[[Point], str]], ...] = (
 
 def tuning_text(found: Tuning) -> str:
     """Head, table, what was left out, what was chosen."""
-    usable = "" if found.decoder == "transformers" else f", {found.arithmetic} kernels"
+    usable = {"own": f"; own decoder, {found.arithmetic} kernels", "vendor": f"; {found.arithmetic}"}.get(
+        found.decoder, f"; {found.decoder} decoder"
+    )
     lines = [
         f"checkpoint {found.checkpoint} ({found.architecture}, {found.dtype})",
-        f"device     {found.device}; {found.decoder} decoder{usable}; {found.date}, {found.seconds:,.0f} s",
+        f"device     {found.device}{usable}; {found.date}, {found.seconds:,.0f} s",
         f"rows       passages of at most {found.recipe.max_input_tokens:,} tokens, {found.mean_tokens:,.0f} on average",
         f"budget     {found.budget_is}",
         "",
