@@ -62,7 +62,7 @@ WRITERS = {
 def test_parquet_is_read_however_it_was_written(how, tmp_path):
     path = tmp_path / "rows.parquet"
     pq.write_table(TABLE, path, **{"row_group_size": 30, **WRITERS[how]})
-    assert read(path, carry=("n", "tags")) == TABLE.to_pylist()
+    assert read(path, carry=("n", "tags", "note")) == TABLE.to_pylist()
     source = open_source(SourceSpec(path=str(path)))
     for start, stop in ((150, 200), (7, 9), (29, 31), (0, 1)):
         found = [row["text"] for batch in source.read(start, stop, 64) for row in batch.to_pylist()]
