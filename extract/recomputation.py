@@ -7,12 +7,12 @@ path to the row (by position). A stored state must equal it within the engine's 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from extract.commits import Commit
-from extract.engine.contract import check_files, read_contract
+from extract.engine.contract import CONTRACT_FILE, Contract, check_files, read_contract
 from extract.engine.probe import relative_error
 from extract.errors import EngineRefused, ExtractError
 from extract.job import StoredJob
@@ -23,6 +23,9 @@ from extract.shards.values import Float32, unit_length, value_type
 from extract.sources import identity, open_source
 from extract.text.tokens import open_tokenizer
 
+if TYPE_CHECKING:
+    from extract.engine.torch_runtime import PlainModel
+
 
 class OtherEngine(EngineRefused):
     """The engine at hand is not the one that made the output."""
@@ -30,6 +33,24 @@ class OtherEngine(EngineRefused):
     template = (
         "{path}: this engine has id {found}, the output was made by {expected}. "
         "Say where that engine lies: --engine DIR"
+    )
+
+
+class NoPlainModel(EngineRefused):
+    """An engine that holds no plain model, and nothing says where it is."""
+
+    template = (
+        "{path}: an engine of {runtime} holds no plain model to compute rows again with. "
+        "Say where the unquantised checkpoint, or a torch engine of it, lies: --reference CHECKPOINT"
+    )
+
+
+class OtherPlainModel(EngineRefused):
+    """The reference is another checkpoint than the engine's."""
+
+    template = (
+        "{path}: its checkpoint has sha256 {found}, the engine was made from {expected}. "
+        "Give the checkpoint that the engine was made from: --reference CHECKPOINT"
     )
 
 
@@ -51,22 +72,28 @@ class Recomputed:
     notes: list[str] = field(default_factory=list)
 
 
-def recompute_rows(job: StoredJob, commits: list[Commit], count: int, engine: Path | None) -> Recomputed:
+def recompute_rows(
+    job: StoredJob, commits: list[Commit], count: int, engine: Path | None, reference: str | Path | None = None
+) -> Recomputed:
     """Compare `count` rows, spread evenly over the output; see `Recomputed`.
 
-    Raises:
-        EngineRefused: the engine is gone, changed, or another one.
-    """
-    from extract.engine.torch_runtime import PlainModel, load_engine_model
+    Args:
+        job: the job.
+        commits: its committed shards.
+        count: how many rows.
+        engine: where it lies now; `None`: where it lay.
+        reference: checkpoint or torch engine that the plain model is read from; `None`: the engine itself.
 
+    Raises:
+        EngineRefused: the engine is gone, changed, or another one; or it holds no plain model.
+    """
     directory = engine if engine is not None else Path(job.spec.engine or "")
     contract = read_contract(directory)
     if contract.engine_id != job.contract["engine_id"]:
         expected = job.contract["engine_id"][:16]
         raise OtherEngine(path=directory, found=contract.engine_id[:16], expected=expected)
     check_files(directory, contract)
-    no_norm = contract.output.module.startswith("none")
-    plain = PlainModel(load_engine_model(directory, "float32"), allow_no_final_norm=no_norm)
+    plain = _plain_model(directory, contract, reference)
     seen = Recomputed(bound=contract.fidelity.bound)
     output = Output(job)
     again = _Tokens(job, directory, contract, seen)
@@ -97,6 +124,37 @@ def recompute_rows(job: StoredJob, commits: list[Commit], count: int, engine: Pa
             seen.problems.append(Problem(shard, what))
     again.close()
     return seen
+
+
+def _plain_model(directory: Path, contract: Contract, reference: str | Path | None) -> "PlainModel":
+    """The engine's checkpoint as transformers runs it, in float32."""
+    from extract.engine.torch_runtime import PlainModel, load_engine_model
+
+    no_norm = contract.output.module.startswith("none")
+    if reference is None:
+        if contract.runtime.name != "torch":
+            raise NoPlainModel(path=directory, runtime=contract.runtime.name)
+        return PlainModel(load_engine_model(directory, "float32"), allow_no_final_norm=no_norm)
+    path = Path(reference)
+    if (path / CONTRACT_FILE).is_file():
+        other = read_contract(path)
+        if other.runtime.name != "torch":
+            raise NoPlainModel(path=path, runtime=other.runtime.name)
+        _check_same(path, other.checkpoint.sha256, contract)
+        check_files(path, other)
+        return PlainModel(load_engine_model(path, "float32"), allow_no_final_norm=no_norm)
+    from extract.engine.checkpoint import open_checkpoint
+    from extract.engine.decoder import load_decoder
+
+    opened = open_checkpoint(reference)
+    _check_same(path, opened.sha256, contract)
+    return PlainModel(load_decoder(opened, "float32").model, allow_no_final_norm=no_norm)
+
+
+def _check_same(path: Path, found: str, contract: Contract) -> None:
+    expected = contract.checkpoint.origin_sha256 or contract.checkpoint.sha256
+    if found != expected:
+        raise OtherPlainModel(path=path, found=found[:12], expected=expected[:12])
 
 
 class _Tokens:

@@ -71,6 +71,7 @@ def verify(
     recompute: int = 0,
     repair: bool = False,
     engine: Path | None = None,
+    reference: str | Path | None = None,
     say: Callable[[str], None] = lambda message: None,
 ) -> Verification:
     """Verify an output directory.
@@ -80,6 +81,8 @@ def verify(
         recompute: how many rows to compute again with the plain model, and to tokenise again from the source.
         repair: move shards that fail aside, so that the next run makes them again.
         engine: where the job's engine lies now; by default where it was.
+        reference: checkpoint or torch engine to compute rows again with; by default the engine's own weights, which
+            engines of other runtimes do not have.
         say: called with a line now and then.
 
     Raises:
@@ -102,11 +105,11 @@ def verify(
     notes = _leftovers(job, commits)
     seen = Recomputed()
     if not problems:
-        problems += _manifest_problems(job, gap)
+        problems += _manifest_problems(job, gap, commits)
         if gap is not None and not problems:
             notes.append(f"incomplete: {gap}; run the job again to go on")
         if recompute and commits:
-            seen = recompute_rows(job, commits, recompute, engine)
+            seen = recompute_rows(job, commits, recompute, engine, reference)
             problems += seen.problems
             notes += seen.notes
     bad = sorted({problem.shard for problem in problems if problem.shard is not None})
@@ -216,13 +219,13 @@ def _row_problems(job: StoredJob, commit: Commit, rows: Any, chunks: Any) -> lis
     return [] if np.array_equal(chunks, np.arange(len(rows)) - starts) else ["chunks are not numbered 0, 1, 2, ..."]
 
 
-def _manifest_problems(job: StoredJob, gap: str | None) -> list[Problem]:
+def _manifest_problems(job: StoredJob, gap: str | None, commits: list[Commit]) -> list[Problem]:
     """A manifest is written when a job is complete, from its records, and both stay as they were."""
     if not job.directory.manifest.is_file():
         return []
     if gap is not None:
         return [Problem(None, f"manifest.json says that the job was complete, but {gap}")]
-    if job.directory.manifest.read_bytes() != manifest_bytes(job):
+    if job.directory.manifest.read_bytes() != manifest_bytes(job, commits):
         return [Problem(None, "manifest.json does not agree with the commit records")]
     return []
 

@@ -45,7 +45,7 @@ OPTIONS = {
     "plan": f"{JOB} --json",
     "run": f"{JOB} --json --quiet",
     "status": "--json",
-    "verify": "--engine --json --recompute --repair",
+    "verify": "--engine --json --recompute --reference --repair",
     "reprocess": """
         --cast --compression --compression-level --engine --json --outcome --output --pool --quiet --rows
         --rows-per-shard --shards -o

@@ -11,7 +11,7 @@ from job_rig import LIMIT, Engines, job, output_table, parquet, rewrite_shard, r
 
 from extract.derivation import Change, derive
 from extract.engine.contract import EngineChanged, NotAnEngine, read_contract
-from extract.recomputation import OtherEngine
+from extract.recomputation import OtherEngine, OtherPlainModel
 from extract.report import verification_text
 from extract.verification import BadShards, verify
 
@@ -247,6 +247,27 @@ def test_an_engine_whose_weights_changed_is_no_reference(engine, rows, tmp_path)
     weights.write_bytes(content)
     with pytest.raises(EngineChanged):
         verify(tmp_path / "out", recompute=3, engine=tmp_path / "engine")
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "engine"])
+def test_the_plain_model_may_come_from_the_checkpoint_or_from_another_engine_of_it(engines, rows, tmp_path, kind):
+    run(job(engines.engine("gemma2"), rows, tmp_path / "out", limit=9))
+    where = engines.checkpoint("gemma2") if kind == "checkpoint" else engines.engine("gemma2", decoder="transformers")
+    found = verify(tmp_path / "out", recompute=5, reference=where)
+    assert (found.recomputed, found.worst <= 1e-5) == (5, True)
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "engine"])
+def test_the_plain_model_of_another_checkpoint_is_refused(engines: Engines, engine, rows, tmp_path, kind):
+    run(job(engine, rows, tmp_path / "out", limit=9))
+    where = engines.checkpoint("gpt2") if kind == "checkpoint" else engines.engine("gpt2")
+    with pytest.raises(OtherPlainModel) as error:
+        verify(tmp_path / "out", recompute=5, reference=where)
+    found, expected = (read_contract(path).checkpoint.sha256[:12] for path in (engines.engine("gpt2"), engine))
+    assert str(error.value) == (
+        f"{where}: its checkpoint has sha256 {found}, the engine was made from {expected}. "
+        "Give the checkpoint that the engine was made from: --reference CHECKPOINT"
+    )
 
 
 def test_without_its_source_states_are_still_held_to_the_stored_ids(engine, tmp_path):

@@ -27,9 +27,17 @@ from extract.spec import Compression, ValueType
     type=click.Path(path_type=Path),
     help="Where the job's engine lies now, for --recompute.  [default: where it lay]",
 )
+@click.option(
+    "--reference",
+    metavar="CHECKPOINT",
+    help="Unquantised checkpoint, or torch engine of it, for --recompute.  [default: the engine's own weights; "
+    "tensorrt-llm engines have none]",
+)
 @click.option("--repair", is_flag=True, help="Move shards that fail aside; the next run makes them again.")
 @json_option
-def verify_command(out: Path, recompute: int, engine: Path | None, repair: bool, as_json: bool) -> None:
+def verify_command(
+    out: Path, recompute: int, engine: Path | None, reference: str | None, repair: bool, as_json: bool
+) -> None:
     """Check every shard of an output, finished or not.
 
     Use it after a run, a copy or a crash. Reads each file once, at the speed of the disk, and compares it with its
@@ -43,7 +51,12 @@ def verify_command(out: Path, recompute: int, engine: Path | None, repair: bool,
     from extract.verification import verify
 
     found = verify(
-        out, recompute=recompute, repair=repair, engine=engine, say=lambda message: click.echo(message, err=True)
+        out,
+        recompute=recompute,
+        repair=repair,
+        engine=engine,
+        reference=reference,
+        say=lambda message: click.echo(message, err=True),
     )
     emit(found, verification_text, as_json)
 
