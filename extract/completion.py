@@ -6,6 +6,7 @@ asking whose they are. A finished job that is run again is not touched at all.
 """
 
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,10 +20,11 @@ ABANDONED_S = 3600.0
 """Where a file system has no locks, a file must not have been written for this long before it is removed."""
 
 
-def complete(directory: JobDirectory) -> list[Commit]:
+def complete(directory: JobDirectory, known: Iterable[Commit] = ()) -> list[Commit]:
     """Write the manifest if it is not there, and remove what dead workers left. Needs every shard to be committed.
 
-    Holds a `Claims` of its own, so the caller's must be closed.
+    Holds a `Claims` of its own, so the caller's must be closed. Records that the caller has read already (`known`) are
+    not read again: they never change.
 
     Returns:
         All commit records, by shard.
@@ -30,7 +32,7 @@ def complete(directory: JobDirectory) -> list[Commit]:
     Raises:
         NotTiled: a shard is missing.
     """
-    job, commits = read_job(directory.root), read_commits(directory.commits)
+    job, commits = read_job(directory.root), read_commits(directory.commits, known)
     if directory.manifest.is_file() and not leftovers(directory, commits):
         finalize(job, commits)  # nothing is written unless the manifest is another one
         return commits

@@ -48,17 +48,20 @@ def parse(cls: type[T], table: Any, where: str) -> T:
     """
     if not isinstance(table, dict):
         raise BadValue(where=where, key="this table", found=_shown(table), expected="a table of keys")
-    hints, fields = _hints_and_fields(typing.cast("Any", cls))
+    hints, required = _hints(typing.cast("Any", cls))
     values: dict[str, Any] = {}
     for key, value in table.items():
-        if key not in fields:
-            near = difflib.get_close_matches(key, fields, n=1, cutoff=0.5)
-            hint = f" Did you mean {near[0]!r}?" if near else f" Known keys: {', '.join(sorted(fields))}."
+        kind = type(value)
+        if hints.get(key) is kind and (kind is str or kind is bool or (kind is int and abs(value) <= MAX_INT)):
+            values[key] = value  # what most values of most files are
+            continue
+        if key not in hints:
+            near = difflib.get_close_matches(key, hints, n=1, cutoff=0.5)
+            hint = f" Did you mean {near[0]!r}?" if near else f" Known keys: {', '.join(sorted(hints))}."
             raise UnknownKey(where=where, key=_cut(str(key)), hint=hint)
         values[key] = _coerce(hints[key], value, where, key)
-    for name, field in fields.items():
-        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        if required and name not in values:
+    for name in required:
+        if name not in values:
             raise BadValue(where=where, key=name, found="missing", expected=_expected(hints[name]))
     try:
         return cls(**values)
@@ -68,8 +71,13 @@ def parse(cls: type[T], table: Any, where: str) -> T:
 
 
 @functools.cache
-def _hints_and_fields(cls: Any) -> tuple[dict[str, Any], dict[str, dataclasses.Field[Any]]]:
-    return typing.get_type_hints(cls), {field.name: field for field in dataclasses.fields(cls)}
+def _hints(cls: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Types of the fields, and the names of those without a default, looked up once: a job may have 100,000 records."""
+    fields, missing = dataclasses.fields(cls), dataclasses.MISSING
+    hints = typing.get_type_hints(cls)
+    return {field.name: hints[field.name] for field in fields}, tuple(
+        field.name for field in fields if field.default is missing and field.default_factory is missing
+    )
 
 
 def _coerce(hint: Any, value: Any, where: str, key: str) -> Any:
@@ -99,7 +107,7 @@ def _coerce(hint: Any, value: Any, where: str, key: str) -> Any:
 
 @functools.cache
 def _options(hint: Any) -> tuple[tuple[str, Any], ...]:
-    """What a value may be, as kind and type: looked up once, for a job of 100,000 shards parses as many records."""
+    """What a value may be, as kind and type."""
     return tuple(_option(option) for option in (typing.get_args(hint) if _is_union(hint) else (hint,)))
 
 

@@ -113,13 +113,14 @@ def run_in(
     """Make the shards of an opened job that `directory` lacks."""
     started = time.perf_counter()
     plan = job.plan
-    done = committed_shards(directory.commits)
+    known = read_commits(directory.commits)
+    done = {commit.shard for commit in known}
     before = len(done)
     todo = _Todo(plan, directory, done)
     if todo.is_empty():
-        return _summary(directory, plan, complete(directory), before, 0, progress, started)
+        return _summary(directory, plan, complete(directory, known), before, 0, progress, started)
     found = estimate(plan, job.source, job.tokenizer, directory.root)
-    check_space(found, plan, directory.root, sum(commit.num_bytes for commit in read_commits(directory.commits)))
+    check_space(found, plan, directory.root, sum(commit.num_bytes for commit in known))
     if runtime is None:
         from extract.cpu.implementations import COMPILING, compiles_first
         from extract.engine.runtimes import load_runtime
@@ -146,7 +147,7 @@ def run_in(
         raise SomeShardsFailed(
             path=directory.root, failed=len(todo.failed), shards=plan.num_shards or "all", details=details
         )
-    return _summary(directory, plan, complete(directory), before, made, progress, started)
+    return _summary(directory, plan, complete(directory, known), before, made, progress, started)
 
 
 class _Todo:

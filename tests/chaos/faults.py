@@ -1,7 +1,6 @@
 """The kinds of fault: each does something bad to a job that is being made, and says what it may end with."""
 
 import json
-import os
 import random
 import signal
 import time
@@ -235,7 +234,7 @@ def damage(job: Job) -> None:
     records = sorted(job.out.glob("commits/shard-*.json"))
     if not records:
         return
-    touched: set[Path] = set()
+    before, touched = crash_rig.committed(job.out), set[Path]()
     manifest, seen = job.out / "manifest.json", False
     for record in job.draw.sample(records, min(len(records), job.draw.randint(1, 3))):
         data = job.out / "data" / json.loads(record.read_bytes())["data"]
@@ -248,7 +247,7 @@ def damage(job: Job) -> None:
         job.findings.injected += 1
     # Without a manifest, a record that is gone is that of a shard that was never made.
     expected = 7 if seen or manifest.exists() else 0
-    sound = {name: state for name, state in _committed_soundly(job.out).items() if job.out / name not in touched}
+    sound = {name: state for name, state in before.items() if job.out / name not in touched}
     for options in ((), ("--repair",)):
         job.wait(warm_command.start("verify", job.out, *options, preload=job.shim), {expected}, f"verify {options}")
     job.wait(job.start(), {0}, "the run after the repair")
@@ -267,12 +266,6 @@ def _harm(draw: random.Random, path: Path) -> bool:
         content = content[:place] + bytes([content[place] ^ 1 << draw.randrange(8)]) + content[place + 1 :]
     path.write_bytes(content if how == "flip" else content[: draw.randrange(len(content)) if how == "cut" else 0])
     return False
-
-
-def _committed_soundly(out: Path) -> dict[str, tuple[int, int, str]]:
-    """State of every file of `commits` and `data`."""
-    everything = crash_rig.everything(out)
-    return {name: state for name, state in everything.items() if name.partition(os.sep)[0] in ("commits", "data")}
 
 
 KINDS: dict[str, Callable[[Job], None]] = {

@@ -1,0 +1,106 @@
+"""Planning, status and resume of a job of thousands of shards: files are opened and listed once, nothing is squared.
+
+Counts instead of times; `make long-run` measures 100,000 shards.
+"""
+
+import json
+import os
+import sys
+from collections import Counter
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import many_shards
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+import extract.manifest
+from extract.commits import Commit, commit_path
+from extract.jobs import plan
+from extract.runners.local import run
+from extract.status import status
+
+NUM_SHARDS, LEFT = 3000, 3
+
+
+@pytest.fixture(scope="module")
+def spec(tiny_engine, tmp_path_factory):
+    return many_shards.spec_of(tiny_engine, tmp_path_factory.mktemp("many"), NUM_SHARDS)
+
+
+@pytest.fixture(scope="module")
+def directory(spec):
+    return many_shards.commit_all_but(LEFT, spec)
+
+
+@pytest.fixture
+def calls(monkeypatch, directory):
+    """How often each record is opened, and each directory listed, while a test runs."""
+    counted: Counter[str] = Counter()
+
+    def watch(event, arguments):
+        if watching and event in ("open", "os.listdir", "os.scandir") and isinstance(arguments[0], (str, os.PathLike)):
+            path = os.fspath(arguments[0])
+            if path.startswith(str(directory.root)):
+                counted[f"{event} {path}"] += 1
+
+    watching = [True]
+    sys.addaudithook(watch)  # stays for good, so it is switched off
+    yield counted
+    watching.clear()
+
+
+def opened(calls, directory):
+    return {path: count for path, count in calls.items() if path.startswith(f"open {directory.commits}/shard-")}
+
+
+def listings(calls):
+    return sum(count for path, count in calls.items() if not path.startswith("open "))
+
+
+def test_a_plan_opens_no_record(spec, directory, calls):
+    assert plan(spec).estimate.num_shards == NUM_SHARDS
+    assert not opened(calls, directory)
+    assert listings(calls) == 0
+
+
+def test_a_status_opens_each_record_once_and_lists_once(directory, calls):
+    found = status(directory.root)
+    assert found.done.num_shards == NUM_SHARDS - LEFT
+    assert found.problem == f"shard {NUM_SHARDS - LEFT} is missing"
+    assert set(opened(calls, directory).values()) == {1}
+    assert listings(calls) <= 2  # commits and, where it is there, tmp
+
+
+def test_a_resume_opens_each_record_once_and_lists_a_few_times(spec, directory, calls):
+    from extract.engine.runtimes import load_runtime
+
+    runtime = load_runtime(Path(spec.engine), threads=1)
+    calls.clear()
+    try:
+        assert run(spec, runtime=runtime).num_shards_made == LEFT
+        records = opened(calls, directory)
+        assert len(records) == NUM_SHARDS
+        assert set(records.values()) == {1}
+        assert listings(calls) <= 30
+        assert json.loads(directory.manifest.read_bytes())["totals"]["num_shards"] == NUM_SHARDS
+    finally:
+        directory.manifest.unlink(missing_ok=True)
+        for shard in range(NUM_SHARDS - LEFT, NUM_SHARDS):
+            commit_path(directory.commits, shard).unlink(missing_ok=True)
+
+
+@given(
+    strings=some.lists(some.text(max_size=12), min_size=2, max_size=2),
+    numbers=some.lists(some.integers(-(2**63), 2**63 - 1), min_size=9, max_size=9),
+    outcomes=some.dictionaries(some.text(max_size=8), some.integers(0, 2**62), max_size=3),
+    last=some.booleans(),
+)
+def test_the_entries_of_a_manifest_are_what_json_writes(strings, numbers, outcomes, last):
+    names = [name for name, kind in Commit.__annotations__.items() if kind is int]
+    values = dict(zip(names, numbers, strict=True))
+    commit = Commit(**{**values, "last": last, "data": strings[0], "sha256": strings[1], "outcomes": outcomes})
+    table = {key: value for key, value in asdict(commit).items() if key not in ("seconds", "attempt", "worker")}
+    expected = json.dumps({"shards": [table, table]}, indent=1, ensure_ascii=False)
+    assert f'{{\n "shards": [\n{extract.manifest._entries([commit, replace(commit)])}\n ]\n}}' == expected
