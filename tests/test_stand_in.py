@@ -196,6 +196,22 @@ class TestGraph:
         found = Pass(headless, card).run()
         assert (found["logits"] == found[OURS][np.cumsum(LENGTHS) - 1]).all()
 
+    def test_what_no_output_needs_is_left_out_and_its_inputs_stay(self, vendor_checkpoint, card):
+        model = marked_model(vendor_checkpoint)
+
+        def forward(input_ids, position_ids, attention_params, **inputs):
+            states = model.transformer(input_ids, position_ids=position_ids, attention_params=attention_params)
+            model.lm_head(states)
+            states.mark_output(OURS, "float32")
+
+        model.forward = forward
+        engine = of("builder", "build")(model, settings())
+        assert b"lm_head.weight" not in engine.engine
+        run = Pass(engine, card)
+        assert list(run.outputs) == [OURS]
+        del run.inputs["last_token_ids"]
+        assert not run.queue()
+
     def test_an_output_marked_twice_has_the_later_name(self, vendor_checkpoint, card):
         engine = build(vendor_checkpoint, place=1, head=False)  # the gathered states were marked as logits before
         assert [info.name for info in Pass(engine, card).infer()] == [OURS]
@@ -329,6 +345,7 @@ class TestBuild:
             ({"head_size": 2**8}, {"use_fused_mlp": False}, "fused QKV"),
             ({"intermediate_size": 2**10}, {}, "fused gate and up"),
             ({"intermediate_size": 2**11}, {"use_fused_mlp": False}, "MLP"),
+            ({"intermediate_size": 2**11}, {"gemm_swiglu_plugin": "fp8"}, "MLP"),
         ],
     )
     def test_a_tensor_of_2_to_the_31_elements_is_refused_and_one_token_less_is_not(
@@ -794,8 +811,15 @@ class TestExecutor:
         with pytest.raises(RuntimeError, match="logits"):
             self.executor(path)
 
-    @pytest.mark.parametrize(("cache", "tokens", "new"), [("PAGED", 32, 1), ("PAGED", 31, 2), ("DISABLED", 2, 2)])
-    def test_what_does_not_fit_is_an_error_of_that_response(self, cache, tokens, new, card, directory):
+    @pytest.mark.parametrize(
+        ("cache", "tokens", "new", "problem"),
+        [
+            ("PAGED", 32, 1, r"maximum input length \(31\)"),
+            ("PAGED", 31, 2, "exceed max_seq_len"),
+            ("DISABLED", 2, 2, "without KV cache"),
+        ],
+    )
+    def test_what_does_not_fit_is_an_error_of_that_response(self, cache, tokens, new, problem, card, directory):
         executor = self.executor(directory("1.2.1", cache))
         bad, good = [
             self.ask(executor, rig.random_sequences([length]), max_tokens=count)[0]
@@ -803,7 +827,7 @@ class TestExecutor:
         ]
         assert bad.has_error()
         assert not good.has_error()
-        with pytest.raises(RuntimeError):
+        with pytest.raises(RuntimeError, match=problem):
             _ = bad.result
 
     @pytest.mark.parametrize(
