@@ -16,7 +16,7 @@ from typing import TypeVar
 import numpy as np
 
 from extract.engine.contract import PassOutOfMemory, Runtime
-from extract.errors import ExtractError
+from extract.errors import EngineRefused, ExtractError
 from extract.packing import TokenBudget, pack, token_positions
 from extract.planning import Plan, carried_columns
 from extract.progress import Progress
@@ -30,6 +30,15 @@ T = TypeVar("T")
 WINDOW_BYTES = 128 * 2**20
 WINDOW_TOKENS = 65_536
 GRACE_S = 5.0
+
+
+class AnotherEngineLoaded(EngineRefused):
+    """The engine in memory is not the one that the job names: its numbers would carry the wrong name."""
+
+    template = (
+        "the engine that is loaded has id {found}, the engine of the job has id {expected}. "
+        "Load the engine of the job, or name the loaded one in the job spec."
+    )
 
 
 class ShardBroke(Exception):
@@ -155,8 +164,12 @@ def run_stages(
     """The three stages over some shards; `write` turns computed windows into commits, in the calling thread.
 
     Raises:
+        AnotherEngineLoaded: the worker's runtime is not the plan's engine.
         KeyboardInterrupt: the worker's `stop` was set; the shard in flight is dropped.
     """
+    found, expected = worker.runtime.contract.engine_id, worker.plan.engine.engine_id
+    if found != expected:
+        raise AnotherEngineLoaded(found=found[:16], expected=expected[:16])
     try:
         if worker.plan.spec.run.overlap:
             with ahead(prepared(worker, shards), depth=2) as windows, ahead(computed(worker, windows), depth=1) as done:
