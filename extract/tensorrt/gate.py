@@ -4,11 +4,13 @@ Asked before anything expensive starts. By introspection, not by version alone: 
 itself anything. Compiled names have no signature; for them their presence is all that can be asked.
 """
 
+import contextlib
 import dataclasses
 import importlib
 import importlib.util
 import inspect
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
@@ -77,6 +79,11 @@ def check_vendor(*purposes: Purpose) -> VendorVersions:
         VendorRelease: it is a release that has no engine builder, or is older than what is known.
         VendorDiffers: names or parameters are absent; all of them are named.
     """
+    with contextlib.redirect_stdout(sys.stderr):  # the vendor greets, and lets its logger write, where results go
+        return _checked(purposes)
+
+
+def _checked(purposes: tuple[Purpose, ...]) -> VendorVersions:
     versions = _import_vendor()
     release = tuple(int(part) for part in re.findall(r"\d+", versions.tensorrt_llm)[:2])
     if release >= FIRST_RELEASE_WITHOUT:

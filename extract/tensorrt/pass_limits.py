@@ -37,6 +37,15 @@ class DoesNotFit(CheckpointRefused):
     )
 
 
+class RowTooLong(CheckpointRefused):
+    """A row would need more than one pass."""
+
+    template = (
+        "{name}: a row of {longest:,} tokens is more than the {tokens:,} of a pass, bound by {binding}. "
+        "Use a smaller --max-input-tokens."
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
     """Bytes on the card; `context` is what the libraries take."""
@@ -104,6 +113,7 @@ def pass_limits(
 
     Raises:
         DoesNotFit: the card is too small for any pass.
+        RowTooLong: no pass holds a row of the longest length; a row is never split.
     """
     tensor, width = widest(tensor_widths(shape, recipe.mlp))
     longest = min(recipe.max_input_tokens, shape.max_positions or recipe.max_input_tokens)
@@ -119,6 +129,8 @@ def pass_limits(
     if recipe.pass_tokens is not None:
         reasons["the recipe's pass_tokens"] = recipe.pass_tokens
     binding = min(reasons, key=lambda reason: reasons[reason])
+    if reasons[binding] < longest:
+        raise RowTooLong(name=name, longest=longest, tokens=reasons[binding], binding=binding)
     tokens = _tiled(reasons[binding], longest)
     usable = int(card_bytes * USABLE)
 
@@ -201,7 +213,7 @@ def _largest(fits: Callable[[int], bool], most: int) -> int:
 
 def _tiled(tokens: int, longest: int) -> int:
     """Down to whole tiles, but never below one row."""
-    return max(tokens // TILE * TILE, longest) if tokens >= longest else tokens
+    return max(tokens // TILE * TILE, longest)
 
 
 def _gib(count: int) -> str:

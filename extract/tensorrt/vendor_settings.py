@@ -99,6 +99,7 @@ def _set(target: Any, name: str, value: Any, release: str) -> None:
     known = getattr(target, name, missing) is not missing
     if known:
         setattr(target, name, value)
-    found = getattr(target, name, "nothing") if known else "nothing, there is no such setting"
-    if found != value and value != "auto":  # auto reads back as the type that it stands for
+    found = getattr(target, name) if known else "nothing, there is no such setting"
+    kept = isinstance(found, str) and known if value == "auto" else found == value  # auto reads back as what it means
+    if not kept:
         raise SettingDropped(release=release, name=name, expected=value, found=found)
