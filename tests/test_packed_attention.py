@@ -478,7 +478,8 @@ def test_rows_longer_than_the_model_can_run_are_refused_by_name():
     with pytest.raises(PlainModelFails) as refused:
         prove(small_model("gpt2"), max_input_tokens=300, max_tokens=600)  # 256 learned positions
     assert str(refused.value) == (
-        "gpt2: the model itself fails on rows of up to 300 tokens: IndexError: index out of range in self"
+        "gpt2: the model itself fails on rows of up to 300 tokens: IndexError: index out of range in self. "
+        "Choose a smaller --max-input-tokens, or check that config.json belongs to these weights."
     )
 
 

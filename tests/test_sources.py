@@ -644,7 +644,10 @@ def test_a_file_that_is_not_parquet_is_refused_by_name(tmp_path):
     path.write_bytes(b"PAR1 but no more of it")
     assert error_of(path=str(path)).startswith(f"{path}: cannot be read as parquet: ")
     path.write_bytes(b"")
-    assert error_of(path=str(path)) == f"{path}: cannot be read as parquet: Parquet file size is 0 bytes"
+    assert error_of(path=str(path)) == (
+        f"{path}: cannot be read as parquet: Parquet file size is 0 bytes. "
+        "Replace the file, or leave it out of the source."
+    )
 
 
 # --- JSONL ------------------------------------------------------------------------------------------------------------

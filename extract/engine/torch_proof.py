@@ -48,7 +48,10 @@ class NotCausal(CheckpointRefused):
 class PlainModelFails(CheckpointRefused):
     """The family's own code cannot run a row that the engine would have to take."""
 
-    template = "{family}: the model itself fails on rows of up to {longest} tokens: {problem}"
+    template = (
+        "{family}: the model itself fails on rows of up to {longest} tokens: {problem}. "
+        "Choose a smaller --max-input-tokens, or check that config.json belongs to these weights."
+    )
 
 
 class NotExact(CheckpointRefused):

@@ -93,8 +93,7 @@ def _check_end(data: pa.NativeFile) -> None:
     is_marked = data.read(len(CONTINUATION)) == CONTINUATION  # else of a time before there were marks of 8 bytes
     data.seek(max(0, size - len(END_OF_STREAM)))
     if is_marked and data.read() != END_OF_STREAM:
-        advice = "Write it again, or set limit to the rows that are wanted"
-        raise ValueError(f"it has no end-of-stream mark, so its writer was stopped and rows may be missing. {advice}")
+        raise ValueError("it has no end-of-stream mark, so its writer was stopped and rows may be missing")
 
 
 def _check_bounds(array: pa.Array) -> None:

@@ -61,7 +61,7 @@ class UnreadableDirectory(SourceError):
 class UnreadableFile(SourceError):
     """A file that is not what its name says, or is damaged."""
 
-    template = "{path}: cannot be read as {format}: {problem}"
+    template = "{path}: cannot be read as {format}: {problem}. Replace the file, or leave it out of the source."
 
 
 def format_of(path: Path) -> FileFormat | None:
@@ -163,7 +163,7 @@ def reading(path: Path, format: str) -> Iterator[None]:
         yield
     except (pa.ArrowException, OSError, ValueError) as error:
         lines = str(error).splitlines() or [type(error).__name__]
-        raise UnreadableFile(path=path, format=format, problem=lines[0][:300]) from error
+        raise UnreadableFile(path=path, format=format, problem=lines[0][:300].rstrip(".")) from error
 
 
 def _glob(pattern: str, include_hidden: bool) -> list[str]:

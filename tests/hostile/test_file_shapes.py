@@ -140,7 +140,7 @@ def test_a_stream_whose_writer_was_stopped_between_two_batches_is_refused_unless
     path.write_bytes(path.read_bytes()[:-8])
     assert refusal(path) == (
         f"{path}: cannot be read as arrow: it has no end-of-stream mark, so its writer was stopped and rows may be "
-        "missing. Write it again, or set limit to the rows that are wanted"
+        "missing. Replace the file, or leave it out of the source."
     )
     assert len(read(path, limit=200)) == 200
 
@@ -152,7 +152,7 @@ def test_streams_joined_into_one_file_are_refused_and_not_read_as_the_first_of_t
     path.write_bytes(path.read_bytes() * 2)
     assert refusal(path) == (
         f"{path}: cannot be read as arrow: {size:,} bytes follow the end of its stream, as where streams were joined "
-        "into a file"
+        "into a file. Replace the file, or leave it out of the source."
     )
 
 
