@@ -201,6 +201,19 @@ def _next_token(fidelity: "Fidelity") -> str:
     return f"; next token: KL {max(fidelity.kl_mean, 0.0):.1e}, same first choice {fidelity.top1:.1%}"
 
 
+def _measured(fidelity: "Fidelity") -> list[str]:
+    """What `extract fidelity --write` found later."""
+    seen = fidelity.measured
+    if seen is None:
+        return []
+    line = f"measured   relative error {seen.rel_error_mean:.1e} on average over {seen.num_tokens:,} tokens of "
+    line += f"{seen.num_rows:,} rows against {seen.checkpoint} in {seen.reference}"
+    if seen.kl_mean is not None:
+        line += f"; next token: KL {seen.kl_mean:.1e} [{seen.kl_low:.1e}, {seen.kl_high:.1e}], same first choice "
+        line += f"{seen.top1:.1%}"
+    return [line]
+
+
 def contract_text(contract: "Contract", path: Path, kernels: str | None = None) -> str:
     """What an engine is, and which kernels of our own would compute here (`None`: none would)."""
     checkpoint, limits, tokenizer = contract.checkpoint, contract.limits, contract.tokenizer
@@ -227,6 +240,7 @@ def contract_text(contract: "Contract", path: Path, kernels: str | None = None) 
         f"fidelity   relative error {contract.fidelity.rel_error_max:.1e} (worst row), cosine "
         f"{contract.fidelity.cosine_min:.6f} (worst token) against {contract.fidelity.reference} over "
         f"{contract.fidelity.num_tokens:,} tokens; bound {contract.fidelity.bound:.1e}{_next_token(contract.fidelity)}",
+        *_measured(contract.fidelity),
         f"proof      neighbour {contract.proof.neighbour:.1e}, moved {contract.proof.moved:.1e}, "
         f"plain {contract.proof.plain:.1e}",
         f"speed      {contract.measured.tokens_per_s:,.0f} tokens/s at build",

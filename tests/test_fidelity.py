@@ -23,12 +23,13 @@ from extract.engine.next_token import next_tokens
 from extract.engine.probe import as_rows
 from extract.engine.torch_causal_head import CausalHead, causal_head
 from extract.engine.torch_runtime import PlainModel
-from extract.errors import EngineRefused, SourceError, SpecError
+from extract.errors import CheckpointRefused, EngineRefused, SourceError, SpecError
 from extract.fidelity_check.intervals import summarise
 from extract.fidelity_check.measure import TooFar, check, fidelity
 from extract.fidelity_check.results import FidelityReport
 from extract.fidelity_check.table import fidelity_text
 from extract.fidelity_check.token_figures import TokenFigures
+from extract.report import contract_text
 from extract.sample import Passage
 from extract.spec import SourceSpec
 
@@ -355,7 +356,18 @@ class TestFigures:
         with pytest.raises(TooFar, match="states are not"):
             check(report)
         assert "broken     " in fidelity_text(report)
-        assert json.loads(json.dumps(report.as_json(), default=str))
+        before = (engines.engine("gpt2") / "contract.json").read_bytes()
+        report = measured(engines, broken, write=True)
+        assert (report.written, report.notes) == (False, ("not written into the contract: figures are not finite",))
+        assert (engines.engine("gpt2") / "contract.json").read_bytes() == before
+
+    def test_a_reference_without_finite_states_is_refused(self, engines: Engines, monkeypatch):
+        nothing = np.full((1, 64), np.nan, np.float32)
+        monkeypatch.setattr("extract.fidelity_check.reference.Reference.states", lambda *_: nothing)
+        with pytest.raises(
+            CheckpointRefused, match="in float32 the plain model's states of compared row 0 are not finite"
+        ):
+            measured(engines)
 
     def test_an_engine_of_last_tokens_alone_is_compared_at_these(self, engines: Engines):
         runtime = PlainRuntime(engines.engine("gpt2"), engines.checkpoint("gpt2"))
@@ -416,6 +428,13 @@ class TestIntervals:
     def test_groups_that_differ_by_chance_alone_are_noise(self):
         verdicts = [group.verdict for seed in range(5) for group in summarise(clustered(seed), seed=0).by_position]
         assert set(verdicts) == {"noise"}
+
+    def test_an_infinite_divergence_stays_one(self):
+        tokens = clustered(0)
+        tokens.kl[3] = np.inf
+        kl = summarise(tokens, seed=0, num_resamples=50).kl
+        assert kl is not None
+        assert (kl.mean.mean, kl.worst, kl.mean.holds(1.0)) == (np.inf, np.inf, False)
 
     def test_a_group_of_few_rows_says_so_and_the_only_group_says_nothing(self):
         few = summarise(clustered(0, rows=4), seed=0, num_resamples=50)
@@ -498,6 +517,7 @@ class TestContract:
         assert after.engine_id == before.engine_id
         assert dataclasses.replace(after, fidelity=before.fidelity) == before
         assert load_runtime(engine, threads=1).contract == after
+        assert f"measured   relative error {report.rel_error.mean.mean:.1e} on average" in contract_text(after, engine)
         assert {path.name for path in engine.iterdir()} == {path.name for path in engines.engine("gpt2").iterdir()}
 
 

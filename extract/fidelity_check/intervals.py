@@ -81,7 +81,8 @@ class _Means:
         step = max(1, BLOCK // max(1, num_rows))
         for start in range(0, resamples, step):
             weights = draw.multinomial(num_rows, np.full(num_rows, 1 / num_rows), min(step, resamples - start))
-            drawn.append(weights @ totals)
+            with np.errstate(invalid="ignore"):
+                drawn.append(weights @ totals)
         sums = np.concatenate(drawn).reshape(resamples + 1, 1 + len(FIGURES), len(masks))
         with np.errstate(invalid="ignore", divide="ignore"):
             self._means = sums[:, 1:] / sums[:, :1]  # [1 + resamples, figures, masks]; NaN where a mask drew no row
@@ -94,14 +95,16 @@ class _Means:
     def difference(self, mask: int, figure: str, doubt: float) -> tuple[float, float]:
         """Interval of the mask's mean less the mean over all tokens."""
         means = self._means[1:, FIGURES.index(figure)]
-        return _bounds(means[:, mask] - means[:, 0], doubt)
+        with np.errstate(invalid="ignore"):
+            return _bounds(means[:, mask] - means[:, 0], doubt)
 
 
 def _bounds(values: Float64, doubt: float) -> tuple[float, float]:
     seen = values[~np.isnan(values)]
     if not len(seen):
         return float("nan"), float("nan")
-    low, high = np.quantile(seen, [doubt / 2, 1 - doubt / 2])
+    with np.errstate(invalid="ignore"):  # an infinite divergence is possible
+        low, high = np.quantile(seen, [doubt / 2, 1 - doubt / 2])
     return float(low), float(high)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from extract.canonical import canonical_json
 from extract.engine.contract import CONTRACT_FILE, MeasuredFidelity, Runtime, read_contract
 from extract.engine.next_token import LOGITS_BYTES
-from extract.errors import SpecError, VerificationFailed
+from extract.errors import CheckpointRefused, SpecError, VerificationFailed
 from extract.fidelity_check.intervals import NUM_RESAMPLES, summarise
 from extract.fidelity_check.reference import Reference, check_tokenizer, open_reference
 from extract.fidelity_check.results import FidelityReport
@@ -42,6 +42,15 @@ class NothingToHold(SpecError):
     template = "--max-kl cannot be checked: {problem}. Name a reference that holds its head, or leave out --max-kl."
 
 
+class ReferenceNotFinite(CheckpointRefused):
+    """The plain model itself gives no numbers to compare with."""
+
+    template = (
+        "{name}: in {dtype} the plain model's states of compared row {row} are not finite. Use a machine with memory "
+        "for float32, or another reference."
+    )
+
+
 def fidelity(
     engine: Path,
     reference: str | Path,
@@ -67,7 +76,7 @@ def fidelity(
         source: rows to compare on; `None`: docstrings of the standard library.
         rows: how many, at even distances.
         max_kl: the largest mean KL that passes, in nats; only noted here, `check` holds the report to it.
-        write: put the figures into the engine's contract; the engine's id stays.
+        write: put the figures into the engine's contract, unless some are not finite; the engine's id stays.
         runtime: the engine, loaded already.
         threads: CPU threads of the engine; `None`: the engine's own number.
         revision: branch, tag or commit of a hub checkpoint.
@@ -135,11 +144,8 @@ def fidelity(
         notes=notes,
         seconds=time.perf_counter() - started,
         max_kl=max_kl,
-        written=write,
     )
-    if write:
-        _write(engine, report)
-    return report
+    return _written(engine, report) if write else report
 
 
 def check(report: FidelityReport) -> None:
@@ -193,6 +199,8 @@ def _compare(
         expected = []
         for ids, states in zip(window, found, strict=True):
             expected.append(plain.states(ids)[-len(states) :])  # an engine may give the last token's state alone
+            if not np.isfinite(expected[-1]).all():
+                raise ReferenceNotFinite(name=plain.name, dtype=plain.dtype, row=f"{done:,}")
             done += 1
             if time.perf_counter() - said > SAY_EVERY_S:
                 said = time.perf_counter()
@@ -203,9 +211,11 @@ def _compare(
     return gathered.figures() if done else None
 
 
-def _write(engine: Path, report: FidelityReport) -> None:
-    """Put the figures into the contract as it is now, whole or not at all."""
+def _written(engine: Path, report: FidelityReport) -> FidelityReport:
+    """Put the figures into the contract as it is now, whole or not at all; an engine that is broken gets none."""
     kl, top1 = report.kl, report.top1
+    if report.num_non_finite or (kl is not None and not np.isfinite(kl.worst)):
+        return replace(report, notes=(*report.notes, "not written into the contract: figures are not finite"))
     measured = MeasuredFidelity(
         checkpoint=report.checkpoint,
         sha256=report.checkpoint_sha256,
@@ -232,3 +242,4 @@ def _write(engine: Path, report: FidelityReport) -> None:
     contract = read_contract(engine)
     contract = replace(contract, fidelity=replace(contract.fidelity, measured=measured))
     replace_file(engine / CONTRACT_FILE, canonical_json(asdict(contract)) + b"\n")
+    return replace(report, written=True)
