@@ -1,5 +1,7 @@
 """Whole runs over hostile tables: text of row i gives states of row i, in order, beside the values it came with."""
 
+from dataclasses import replace
+
 import job_rig
 import pyarrow as pa
 import pytest
@@ -83,3 +85,38 @@ def test_what_a_run_refuses_it_refuses_before_it_loads_the_engine(what, engine, 
     write(tmp_path / "fine.arrow", pa.table({"text": ["a"]}))
     with pytest.raises(AssertionError, match="the engine was loaded"):
         local.run(job_rig.job(engine, tmp_path / "fine.arrow", tmp_path / "other"))
+
+
+@pytest.mark.parametrize("form", [*FORMATS, "jsonl", "saved data set"])
+def test_a_source_of_no_rows_ends_complete_with_a_schema_and_no_row(form, engine, tmp_path):
+    source = tmp_path / f"rows.{form}"
+    none = pa.table({"text": pa.array([], pa.string()), "n": pa.array([], pa.int64())})
+    if form == "jsonl":
+        source.write_bytes(b"")
+    elif form == "saved data set":
+        import datasets
+
+        datasets.Dataset(none).save_to_disk(source)
+    else:
+        write(source, none)
+    summary = job_rig.run(job_rig.job(engine, source, tmp_path / "out", carry=("n",), kind="last"))
+    table = job_rig.output_table(tmp_path / "out")
+    assert summary.complete and len(table) == 0
+    assert {"row", "n", "outcome", "hidden_state"} <= {*table.schema.names}
+
+
+def test_a_limit_over_several_files_takes_the_first_rows_in_order_and_the_job_says_so(engine, tmp_path):
+    from extract.jobs import open_job
+
+    for name in ("b", "a"):
+        write(tmp_path / f"{name}.parquet", pa.table({"text": [f"{name}{row}" for row in range(4)]}))
+    paths = (str(tmp_path / "b.parquet"), str(tmp_path / "a.parquet"))
+    spec = job_rig.job(engine, "any", tmp_path / "out")
+    spec = replace(spec, source=replace(spec.source, path=paths, limit=6))
+    for _ in range(2):  # nothing is drawn: the rows are the same each time
+        opened = open_job(spec)
+        rows = [row["text"] for batch in opened.source.read(0, None, 9) for row in batch.to_pylist()]
+        assert rows == ["b0", "b1", "b2", "b3", "a0", "a1"]
+        assert opened.plan.record.identity["source"]["limit"] == 6
+        assert [file["name"] for file in opened.plan.record.fingerprint["files"]] == ["b.parquet", "a.parquet"]
+        opened.source.close()
