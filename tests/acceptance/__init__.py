@@ -1,0 +1,1 @@
+"""What the owner of a card runs first: `make test-tensorrt`."""
