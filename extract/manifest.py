@@ -99,9 +99,14 @@ def finalize(job: StoredJob, commits: list[Commit] | None = None) -> None:
         NotTiled: see `manifest_bytes`.
     """
     content = manifest_bytes(job, commits)
+    if not is_written(job, content):
+        replace_file(job.directory.manifest, content)
+
+
+def is_written(job: StoredJob, content: bytes) -> bool:
+    """Whether `manifest.json` holds exactly this; one of another size is not even read."""
     path = job.directory.manifest
-    if not path.is_file() or path.read_bytes() != content:
-        replace_file(path, content)
+    return path.is_file() and path.stat().st_size == len(content) and path.read_bytes() == content
 
 
 def _entries(commits: list[Commit]) -> str:

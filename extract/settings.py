@@ -16,6 +16,7 @@ from extract.errors import BadValue, UnknownKey, UnreadableSpec
 
 T = TypeVar("T")
 
+MAX_TOML_BYTES = 16 * 2**20
 MAX_INT = 2**63 - 1
 """Whole numbers are int64, as in TOML and Arrow."""
 
@@ -26,7 +27,13 @@ PLURALS = {str: "strings", int: "whole numbers", float: "numbers"}
 def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a TOML file; errors name the file, and the line where it does not parse."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            content = file.read(MAX_TOML_BYTES + 1)
+        if len(content) > MAX_TOML_BYTES:
+            raise UnreadableSpec(
+                path=path, problem=f"more than {MAX_TOML_BYTES:,} bytes, absurdly many for such a file."
+            )
+        return tomllib.loads(content.decode("utf-8"))
     except FileNotFoundError:
         raise UnreadableSpec(path=path, problem="no such file.") from None
     except OSError as error:

@@ -19,7 +19,7 @@ from extract.canonical import file_digest
 from extract.commits import Commit, commit_path, committed_shards, read_commit
 from extract.errors import ExtractError, VerificationFailed
 from extract.job import StoredJob, read_job
-from extract.manifest import manifest_bytes, tiling_problem, totals
+from extract.manifest import is_written, manifest_bytes, tiling_problem, totals
 from extract.problems import Problem
 from extract.recomputation import Recomputed, recompute_rows
 from extract.records import OUTCOMES, STATELESS
@@ -225,7 +225,7 @@ def _manifest_problems(job: StoredJob, gap: str | None, commits: list[Commit]) -
         return []
     if gap is not None:
         return [Problem(None, f"manifest.json says that the job was complete, but {gap}")]
-    if job.directory.manifest.read_bytes() != manifest_bytes(job, commits):
+    if not is_written(job, manifest_bytes(job, commits)):
         return [Problem(None, "manifest.json does not agree with the commit records")]
     return []
 

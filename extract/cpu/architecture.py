@@ -10,13 +10,21 @@ from pathlib import Path
 from typing import Literal
 
 from extract.canonical import canonical_json
+from extract.errors import EngineRefused, ExtractError
 from extract.settings import parse
 
 ARCHITECTURE_FILE = "decoder.json"
+MAX_ARCHITECTURE_BYTES = 16 * 2**20
 
 Activation = Literal["silu", "gelu_tanh", "gelu"]
 HeadNorm = Literal["none", "head", "projection"]
 Norms = Literal["pre", "sandwich", "post"]
+
+
+class DamagedArchitecture(EngineRefused):
+    """The description of an engine's decoder is not what a build wrote."""
+
+    template = "{path}: {problem}. Build the engine again."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +109,28 @@ def write_architecture(directory: Path, architecture: Architecture) -> None:
 
 
 def read_architecture(directory: Path) -> Architecture:
-    """Read `decoder.json`, whose hash the contract holds."""
+    """Read `decoder.json`, whose hash the contract holds.
+
+    Raises:
+        DamagedArchitecture: missing, absurdly large, not JSON, or not a decoder.
+    """
     path = directory / ARCHITECTURE_FILE
-    return parse(Architecture, json.loads(path.read_bytes()), str(path))
+    try:
+        if path.stat().st_size > MAX_ARCHITECTURE_BYTES:
+            raise DamagedArchitecture(path=path, problem=f"{path.stat().st_size:,} bytes, absurdly many")
+        found = parse(Architecture, json.loads(path.read_bytes()), str(path))
+    except DamagedArchitecture:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
+        raise DamagedArchitecture(path=path, problem=f"cannot be read ({error})") from None
+    except ExtractError as error:
+        raise DamagedArchitecture(path=path, problem=str(error).removeprefix(f"{path}: ").rstrip(".")) from None
+    sizes = (found.vocab_size, found.hidden_size, found.num_heads, found.num_kv_heads, found.head_dim)
+    if min(*sizes, found.intermediate_size) < 1:
+        raise DamagedArchitecture(path=path, problem="a size that is not 1 or more")
+    for number, layer in enumerate(found.layers):
+        if layer.rotary is not None and not 0 <= layer.rotary < len(found.rotary):
+            raise DamagedArchitecture(
+                path=path, problem=f"layer {number} asks for a table of positions that is not there"
+            )
+    return found

@@ -34,6 +34,8 @@ class ShardFile:
         self._root = job.directory.root
         self._latest: tuple[int, BatchView] | None = None
         try:
+            if self._path.is_symlink():
+                raise self._damaged("a link, not the file that was written")
             found = self._path.stat().st_size
             if found != commit.num_bytes:
                 raise self._damaged(f"{found:,} bytes found, {commit.num_bytes:,} were written")
