@@ -4,13 +4,11 @@ Asked before anything expensive starts. By introspection, not by version alone: 
 itself anything. Compiled names have no signature; for them their presence is all that can be asked.
 """
 
-import contextlib
 import dataclasses
 import importlib
 import importlib.util
 import inspect
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
@@ -80,7 +78,7 @@ def check_vendor(*purposes: Purpose) -> VendorVersions:
         VendorRelease: it is a release that has no engine builder, or is older than what is known.
         VendorDiffers: names or parameters are absent; all of them are named.
     """
-    with contextlib.redirect_stdout(sys.stderr):  # the vendor greets, and lets its logger write, where results go
+    with vendor_output_on_stderr():  # the vendor greets, and lets its logger write, where results go
         return _checked(purposes)
 
 
@@ -138,9 +136,8 @@ def find(needed: Needed) -> Any:
 def _import_vendor() -> VendorVersions:
     # Importing it loads compiled libraries, which fail in ways of their own where there is no driver.
     try:
-        with vendor_output_on_stderr():
-            vendor = importlib.import_module(PACKAGE)
-            tensorrt = importlib.import_module("tensorrt")
+        vendor = importlib.import_module(PACKAGE)
+        tensorrt = importlib.import_module("tensorrt")
     except ModuleNotFoundError as error:
         raise VendorMissing(problem=f"{error.name} is not installed", releases=RELEASES) from None
     except Exception as error:

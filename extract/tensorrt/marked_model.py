@@ -68,10 +68,11 @@ def marked_class(
         if not isinstance(returned, tuple) or len(returned) != 3:
             raise refused(f"whose forward returned {_described(returned)}, three tensors expected")
         _, last, every = returned
-        if every.name == OUTPUT_NAME and states == "last":
-            raise refused("and the installed package is patched to put out every token's (extract patch revert)")
-        if every.name != OUTPUT_NAME:
-            (every if states == "tokens" else last).mark_output(OUTPUT_NAME, self.config.dtype)
+        chosen, other = (every, last) if states == "tokens" else (last, every)
+        if other.name == OUTPUT_NAME:
+            raise refused("and the installed package is patched to put out the other states (extract patch revert)")
+        if chosen.name != OUTPUT_NAME:
+            chosen.mark_output(OUTPUT_NAME, self.config.dtype)
         return returned
 
     return type(f"Marked{base.__name__}", (base,), {"forward": forward, "__doc__": base.__doc__})

@@ -31,6 +31,7 @@ def _keep_stdout() -> None:
         os.dup2(2, 1)
     except (OSError, ValueError):  # closed, or no file
         return
-    sys.stdout = os.fdopen(
-        kept, "w", encoding=stdout.encoding, errors=stdout.errors, buffering=1 if stdout.line_buffering else -1
-    )
+    buffering = 1 if stdout.line_buffering else -1
+    results: Any = os.fdopen(kept, "w", encoding=stdout.encoding, errors=stdout.errors, buffering=buffering)
+    # Both names: a package that puts the original back means this one.
+    sys.stdout = sys.__stdout__ = results  # type: ignore[misc]
