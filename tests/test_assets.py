@@ -69,7 +69,8 @@ def test_every_shipped_recipe_is_valid_and_says_what_it_is_for(name):
     recipe = load_recipe(assets.find("engines", name))
     assert recipe.description
     assert recipe.max_input_tokens == 128
-    assert name.endswith(f"{recipe.dtype}-{recipe.device}")
+    place = f"{recipe.card_memory_gib:g}gb" if recipe.runtime == "tensorrt-llm" else recipe.device
+    assert name.endswith(f"{recipe.dtype}-{place}")
 
 
 @pytest.mark.parametrize("name", assets.names("jobs"))
