@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 import rig
 from job_rig import job, output_table, parquet, run
-from text_rig import TOKENIZERS, exported
+from text_rig import ONE_A_KIND, exported
 from tokenizer_engines import CHAT_TEMPLATE, ids_of
 
 from extract.engine.contract import EngineChanged
@@ -22,7 +22,7 @@ CHATS = [
 
 
 @pytest.mark.parametrize("prompt", [False, True])
-@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("name", ONE_A_KIND)
 def test_ids_are_those_of_apply_chat_template_and_begin_with_one_bos(name, prompt):
     from extract.spec import TextSpec
 

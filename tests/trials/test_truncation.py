@@ -7,7 +7,7 @@ import pytest
 import rig
 from job_rig import errors, job, output_table, parquet, reference, run, stored
 from number_rig import EXACT, LIMIT
-from text_rig import TOKENIZERS, exported
+from text_rig import ONE_A_KIND, exported
 from tokenizer_engines import ids_of, outcomes_of
 
 from extract.engine.contract import read_contract
@@ -18,7 +18,7 @@ LONG = "the end of a text is not its beginning 0123456789 " * 30
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("name", ONE_A_KIND)
 def test_a_cut_row_is_what_the_tokenizers_own_truncation_gives(name, side):
     engine = exported(name, truncation_side=side)
     texts = ["7" * size for size in range(120, 132)] + [LONG, "</s>" * 200, "<s>" + LONG]
@@ -32,7 +32,7 @@ def test_a_cut_row_is_what_the_tokenizers_own_truncation_gives(name, side):
 
 
 @pytest.mark.parametrize("on_long", ["truncate", "chunk"])
-@pytest.mark.parametrize("name", [name for name in TOKENIZERS if "eos" in name])
+@pytest.mark.parametrize("name", [name for name in ONE_A_KIND if "eos" in name])
 def test_every_piece_of_a_long_row_ends_with_the_eos_that_the_tokenizer_adds(name, on_long):
     rows = exported(name).rows([LONG, "short"], TextSpec(on_long=on_long), limit=32)
     assert {ids[-1] for ids in ids_of(rows)} == {2}

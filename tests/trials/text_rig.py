@@ -4,6 +4,7 @@ Nothing here needs a model: `tokenizer_engines` exports a tokenizer as a build d
 yardstick is the tokenizer's own call, one text at a time.
 """
 
+import functools
 from typing import Any
 
 import rig
@@ -15,6 +16,8 @@ PADS = {"pads right": ("<pad>", "right"), "pads left with EOS": ("</s>", "left")
 
 TOKENIZERS = {f"adds {adds}, {pads}": (ADDS[adds], PADS[pads]) for adds in ADDS for pads in PADS}
 """What the byte-pair tokenizer of `rig` puts around a text, and how it would pad."""
+
+ONE_A_KIND = [name for name in TOKENIZERS if name.endswith("pads left with EOS")]
 
 HOSTILE = {
     "NUL": "a\x00b\x00",
@@ -64,8 +67,9 @@ def tokenizer(name: str, kind: rig.TokenizerKind = "bpe", **options: Any) -> Any
     return built
 
 
+@functools.cache
 def exported(name: str, kind: rig.TokenizerKind = "bpe", **options: Any) -> Exported:
-    """One of `TOKENIZERS` as an engine holds it, beside the original."""
+    """One of `TOKENIZERS` as an engine holds it, beside the original; do not change its files."""
     return export(tokenizer(name, kind, **options))
 
 
