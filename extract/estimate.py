@@ -235,10 +235,13 @@ def _write(plan: Plan, path: Path, kept: list[tuple[TokenRows, pa.RecordBatch]])
     schema = output_schema(spec, 1, id_type, extra, plan.spec.text.on_long == "chunk", {})
     schema = schema.with_metadata(plan.record.schema.metadata)  # of the length that it will have
     writer = ShardWriter(path, schema, spec, 1, 0)
-    for rows, source in kept:
-        count = len(rows.input_ids) if spec.kind == "tokens" else int(np.count_nonzero(np.diff(rows.offsets)))
-        writer.write(rows, source, np.arange(len(rows.source_index)), np.zeros((count, 1), np.float32))
-    return writer.close().num_bytes
+    try:
+        for rows, source in kept:
+            count = len(rows.input_ids) if spec.kind == "tokens" else int(np.count_nonzero(np.diff(rows.offsets)))
+            writer.write(rows, source, np.arange(len(rows.source_index)), np.zeros((count, 1), np.float32))
+        return writer.close().num_bytes
+    finally:
+        writer.abort()
 
 
 def truncated(found: Estimate) -> int:

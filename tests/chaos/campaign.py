@@ -71,7 +71,11 @@ class Campaign:
             before = crash_rig.committed(out) if out.is_dir() and name != "files damaged between runs" else {}
             if (out / "manifest.json").exists() and name != "files damaged between runs":
                 break  # nothing is left that could break
-            everything[name](job)
+            try:
+                everything[name](job)
+            except (OSError, ValueError) as error:  # what is on the disk is not even what the checks can read
+                job.findings.wrong.append(f"{name}: the checks cannot go on: {error!r}")
+                break
             if name == "power loss":  # takes records that were not yet acknowledged; `power_loss` looks at the others
                 before = {path: state for path, state in before.items() if (out / path).exists()}
             check_kept(job.findings, out, before, name)
