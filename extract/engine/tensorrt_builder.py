@@ -267,7 +267,7 @@ def _finish(
     contract = _contract(source, recipe, limits, word, versions, card.device, files)
     precision = source.shape.weights
     if recipe.cache == "none":
-        memory = engine_memory(draft)
+        memory = engine_memory(draft, versions.tensorrt_llm)
         if memory is not None:
             total = memory + limits.memory.weights + limits.memory.outputs
             contract = dataclasses.replace(contract, limits=dataclasses.replace(contract.limits, memory_bytes=total))

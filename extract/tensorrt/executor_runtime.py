@@ -76,10 +76,13 @@ class ExecutorRuntime:
         left = len(rows)
         while left:
             for response in self._executor.await_responses():
-                row = rows[places[response.request_id]]
+                place = places.get(response.request_id)
+                if place is None:  # of a batch that failed before all of it was answered
+                    continue
+                row = rows[place]
                 if response.has_error():
                     raise RequestFailed(tokens=len(row), problem=response.error_msg.strip().rstrip("."))
-                found[places[response.request_id]] = self._states(response.result.additional_outputs, row, kind)
+                found[place] = self._states(response.result.additional_outputs, row, kind)
                 left -= bool(response.result.is_final)
         return [one for one in found if one is not None]
 

@@ -1,10 +1,12 @@
 """Run an engine without cache: token batches -> states, in passes whose copies overlap with the next pass.
 
 All memory is taken once, for the largest pass. Three streams: ids go up, a pass runs, states come down. Two slots take
-turns, so the ids of a pass go up while the one before runs, and its states come down while the one after runs; events
-say when a slot may be written again. One pass runs at a time: two at once would need the engine's memory twice.
+turns, so the ids of a pass go up while the one before runs, and its states come down while the one after runs. A slot
+is written again only when its states have been collected, so nothing of its former pass is still under way. One pass
+runs at a time: two at once would need the engine's memory twice.
 """
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from extract.engine.contract import Contract, EngineDoesNotFit, OutputDiffers, PassOutOfMemory
+from extract.engine.contract import Contract, EngineDoesNotFit, OutputDiffers
 from extract.engine.torch_pooling import pool
 from extract.errors import EngineRefused
 from extract.records import States, TokenBatch
@@ -45,7 +47,7 @@ class Slot:
         outputs: all outputs of the engine, on the card.
         arrived: page-locked memory that states come down to.
         states: of its latest pass, kept until they are down.
-        uploaded, ran, downloaded: events of its latest pass.
+        downloaded: event behind its latest pass.
     """
 
     inputs: dict[str, torch.Tensor]
@@ -53,8 +55,6 @@ class Slot:
     outputs: dict[str, torch.Tensor]
     arrived: torch.Tensor
     states: torch.Tensor | None = None
-    uploaded: Event | None = None
-    ran: Event | None = None
     downloaded: Event | None = None
 
 
@@ -74,10 +74,7 @@ class SessionRuntime:
         self._dtype = getattr(torch, contract.output.dtype)
         self._shapes: tuple[int, int] | None = None
         self._up, self._compute, self._down = card.stream(), card.stream(), card.stream()
-        try:
-            self._slots = [self._slot() for _ in range(NUM_SLOTS)]
-        except torch.OutOfMemoryError:
-            raise self._out_of_memory(self.pass_tokens, contract.limits.max_sequences) from None
+        self._slots = [self._slot() for _ in range(NUM_SLOTS)]
 
     @property
     def arithmetic(self) -> str:
@@ -97,56 +94,56 @@ class SessionRuntime:
         states: States = np.empty((rows, width), dtype)
         place = 0
         waiting: list[tuple[Slot, int, int]] = []
-        for number, part in enumerate(split(batch, self.pass_tokens, self._limits.max_sequences)):
-            if len(waiting) == NUM_SLOTS:  # this slot's last states must be out of its page-locked memory
-                _collect(waiting.pop(0), states)
-            slot = self._slots[number % NUM_SLOTS]
-            count = self._start(slot, part, kind)
-            waiting.append((slot, place, count))
-            place += count
-        for one in waiting:
-            _collect(one, states)
+        try:
+            for number, part in enumerate(split(batch, self.pass_tokens, self._limits.max_sequences)):
+                if len(waiting) == NUM_SLOTS:  # the slot's former pass must be over
+                    _collect(waiting.pop(0), states)
+                slot = self._slots[number % NUM_SLOTS]
+                count = self._start(slot, part, kind)
+                waiting.append((slot, place, count))
+                place += count
+            for one in waiting:
+                _collect(one, states)
+        except BaseException:
+            self._drain()
+            raise
         return states
 
     def close(self) -> None:
         """Give the card's memory back."""
-        for stream in (self._up, self._compute, self._down):
-            stream.synchronize()
         self._slots.clear()
         self._session = None
         self._card.close()
 
+    def _drain(self) -> None:
+        """After a failure: let what is queued come to its end, so that the next batch finds its slots at rest."""
+        with contextlib.suppress(Exception):  # the failure itself is on its way up
+            for stream in (self._up, self._compute, self._down):
+                stream.synchronize()
+
     def _start(self, slot: Slot, part: TokenBatch, kind: OutputKind) -> int:
         """Queue one pass and the copies around it; returns how many states it gives."""
-        inputs = self._upload(slot, part)
+        inputs, uploaded = self._upload(slot, part)
         self._infer_shapes(inputs, part)
         outputs = {
             name: tensor[: self._engine.rows_of(name, part.num_tokens, part.num_sequences)]
             for name, tensor in slot.outputs.items()
         }
-        assert slot.uploaded is not None
-        self._compute.wait(slot.uploaded)
-        if slot.downloaded is not None:  # its outputs are still being read
-            self._compute.wait(slot.downloaded)
+        self._compute.wait(uploaded)
         if not self._session.run(inputs, outputs, self._compute.handle):
             raise PassRefused(tokens=f"{part.num_tokens:,}", sequences=f"{part.num_sequences:,}")
         states = outputs[OUTPUT_NAME]
         if kind != "tokens" and self.contract.output.states == "tokens":
             states = self._compute.run(lambda: _pooled(outputs[OUTPUT_NAME], inputs, part, kind))
         slot.states = states
-        slot.ran = self._compute.record()
-        self._down.wait(slot.ran)
+        self._down.wait(self._compute.record())
         self._down.copy(_as(slot.arrived, states), states)
         slot.downloaded = self._down.record()
         return len(states)
 
-    def _upload(self, slot: Slot, part: TokenBatch) -> dict[str, torch.Tensor]:
-        """Fill host tensors, queue the ids' way up; returns every input of the engine."""
+    def _upload(self, slot: Slot, part: TokenBatch) -> tuple[dict[str, torch.Tensor], Event]:
+        """Fill host tensors, queue the ids' way up; returns every input of the engine, and when they are there."""
         values = pass_values(part)
-        if slot.uploaded is not None:  # page-locked sources may still be read
-            slot.uploaded.synchronize()
-        if slot.ran is not None:  # inputs on the card may still be read
-            self._up.wait(slot.ran)
         inputs = dict(self._fixed)
         for name, tensor in slot.inputs.items():
             value = torch.from_numpy(values[name])
@@ -158,8 +155,7 @@ class SessionRuntime:
             else:
                 view.copy_(value)
             inputs[name] = view
-        slot.uploaded = self._up.record()
-        return inputs
+        return inputs, self._up.record()
 
     def _infer_shapes(self, inputs: dict[str, torch.Tensor], part: TokenBatch) -> None:
         """Tell the engine T and B where they changed."""
@@ -197,9 +193,6 @@ class SessionRuntime:
         size = max(rows * self._dtype.itemsize, sequences * torch.float32.itemsize)
         arrived = self._card.pinned((size * self.contract.output.width,), torch.uint8)
         return Slot(inputs=inputs, staged=staged, outputs=outputs, arrived=arrived)
-
-    def _out_of_memory(self, tokens: int, sequences: int) -> PassOutOfMemory:
-        return PassOutOfMemory(tokens=f"{tokens:,}", sequences=f"{sequences:,}", device=self.contract.device.name)
 
 
 class EngineTensors:

@@ -4,11 +4,12 @@ A Hugging Face checkpoint is first converted into the vendor's format, so there 
 is used for one build and no other: building changes it.
 """
 
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 from extract.engine.recipe import Recipe
 from extract.errors import EngineRefused
+from extract.tensorrt.blaming import blaming
 from extract.tensorrt.marked_model import marked_class
 from extract.tensorrt.model_shape import CONFIG, ModelShape
 from extract.tensorrt.pass_limits import PassLimits
@@ -35,7 +36,7 @@ def convert(checkpoint: Path, dtype: str, output: Path, release: str) -> None:
     from tensorrt_llm.models.automodel import AutoModelForCausalLM
 
     # The type is always named: by itself the vendor turns float32 into float16.
-    with _blaming("convert the checkpoint", release):
+    with _step("convert the checkpoint", release):
         model = AutoModelForCausalLM.from_hugging_face(hf_model_or_dir=str(checkpoint), dtype=dtype)
         model.save_checkpoint(output_dir=str(output), save_config=True)
 
@@ -53,7 +54,7 @@ def build_engine(
     from tensorrt_llm.builder import build
     from tensorrt_llm.models.modeling_utils import PretrainedConfig
 
-    with _blaming("read the checkpoint", release):
+    with _step("read the checkpoint", release):
         config = PretrainedConfig.from_json_file(config_file=str(checkpoint / CONFIG))
         config.set_rank(rank=0)
     if recipe.cache == "none" and config.quantization is not None:
@@ -62,9 +63,9 @@ def build_engine(
         config.architecture, states=recipe.states, cache=recipe.cache, keep_head=recipe.keep_head, release=release
     )
     settings = build_config(recipe, shape, limits, scratch, release)
-    with _blaming("read the checkpoint", release):
+    with _step("read the checkpoint", release):
         model = marked.from_checkpoint(ckpt_dir=str(checkpoint), config=config)
-    with _blaming("build the engine", release):
+    with _step("build the engine", release):
         engine = build(model=model, build_config=settings)
         if engine is None:
             raise ValueError("it returned no engine")
@@ -74,18 +75,5 @@ def build_engine(
         raise VendorBuildFailed(release=release, step="build the engine", problem=f"it wrote no {', '.join(missing)}")
 
 
-class _blaming:
-    """Turn whatever the vendor's package raises into one line that says which step it was."""
-
-    def __init__(self, step: str, release: str) -> None:
-        self._step, self._release = step, release
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if not isinstance(error, Exception) or isinstance(error, EngineRefused) or hasattr(error, "exit_code"):
-            return
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        problem = f"{type(error).__name__}: {lines[-1] if lines else 'without a word'}"[:300].rstrip(".")
-        raise VendorBuildFailed(release=self._release, step=self._step, problem=problem) from error
+def _step(step: str, release: str) -> AbstractContextManager[None]:
+    return blaming(lambda problem: VendorBuildFailed(release=release, step=step, problem=problem))

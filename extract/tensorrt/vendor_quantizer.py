@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from extract.errors import EngineRefused
+from extract.tensorrt.blaming import blaming
 
 SEED = 1234
 
@@ -43,7 +44,7 @@ def run_quantizer(
     Raises:
         QuantiserFailed: with the vendor's last word.
     """
-    try:
+    with blaming(lambda problem: QuantiserFailed(release=release, name=checkpoint.name, problem=problem)):
         quantize: Any = _quantizer()
         quantize(
             model_dir=str(checkpoint),
@@ -63,10 +64,6 @@ def run_quantizer(
             seed=SEED,
             tokenizer_max_seq_length=max(2048, max_input_tokens),
         )
-    except Exception as error:  # it raises whatever its parts do
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        problem = f"{type(error).__name__}: {lines[-1] if lines else 'without a word'}"[:300].rstrip(".")
-        raise QuantiserFailed(release=release, name=checkpoint.name, problem=problem) from error
 
 
 def _quantizer() -> Any:

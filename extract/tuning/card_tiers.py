@@ -19,6 +19,7 @@ from extract.engine.recipe import Recipe, override
 from extract.engine.runtimes import load_runtime
 from extract.errors import EngineRefused
 from extract.packing import TokenBudget, pack
+from extract.tensorrt.open_runtime import NotLoaded
 from extract.tensorrt.vendor_build import VendorBuildFailed
 from extract.tuning.growth import Run, grow
 from extract.tuning.results import Difference, Tuning, Unmeasured
@@ -139,7 +140,7 @@ class Tiers:
         """
         try:
             runtime = self._runtime(budget)
-        except (VendorBuildFailed, PassOutOfMemory) as error:
+        except (VendorBuildFailed, NotLoaded) as error:
             self.refusal = str(error).rstrip(".")
             self._say(f"passes of {budget:,} tokens: {error}")
             raise PassOutOfMemory(tokens=f"{budget:,}", sequences="any number of", device="the card") from None
