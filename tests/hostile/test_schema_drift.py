@@ -68,8 +68,8 @@ def test_values_that_one_type_cannot_hold_are_found_before_an_engine_is_loaded(d
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_value_that_does_not_fit_deep_in_a_file_is_found_before_an_engine_is_loaded(form, engine, tmp_path):
-    count = 9_000  # past every sampled block
-    numbers = [0] * (count - 1) + [2**60 + 1]
+    count, bad = 300_000, 5_000  # in a row group that no block of an estimate touches
+    numbers = [0] * bad + [2**60 + 1] + [0] * (count - bad - 1)
     write(tmp_path / f"0.{form}", pa.table({"text": ["a"] * count, "n": numbers}), 4_000)
     write(tmp_path / f"1.{form}", pa.table({"text": ["b"], "n": [0.5]}))
     spec = job_rig.job(engine, tmp_path, tmp_path / "out", carry=("n",))
@@ -80,7 +80,7 @@ def test_a_value_that_does_not_fit_deep_in_a_file_is_found_before_an_engine_is_l
         "1152921504606846977 not in range: -9007199254740992 to 9007199254740992. "
         "Convert the file, or leave the column out."
     )
-    limited = job_rig.job(engine, tmp_path / f"0.{form}", tmp_path / "out", carry=("n",), limit=count - 1)
+    limited = job_rig.job(engine, tmp_path, tmp_path / "out", carry=("n",), limit=bad)
     assert not isinstance(rows_or_refusal(limited), Refused)
 
 

@@ -115,6 +115,7 @@ FACTS: dict[str, dict[str, Any]] = {
     },
     "text.text_column.WrongColumnType": {"found": "int64", "input": "text", "expected": "strings or bytes"},
     # 4: checkpoint and engine
+    "cpu.architecture.DamagedArchitecture": {"path": "engine/decoder.json", "problem": "it is not JSON"},
     "cpu.mapped_weights.DamagedWeights": {
         "path": "engine/model.safetensors",
         "problem": "ends after 512 of 1024 bytes",
@@ -259,6 +260,7 @@ FACTS: dict[str, dict[str, Any]] = {
         "problem": "which has no transformer",
     },
     "tensorrt.model_shape.NoShape": {"path": "checkpoint", "problem": "config.json has no hidden_size"},
+    "tensorrt.open_runtime.NotLoaded": {"path": "engine", "release": "1.1.0", "problem": "out of memory"},
     "tensorrt.pass_limits.DoesNotFit": {
         "name": "llama",
         "weights": "16.0 GiB",
