@@ -4,6 +4,7 @@ A Hugging Face checkpoint is first converted into the vendor's format, so there 
 is used for one build and no other: building changes it.
 """
 
+import json
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -70,9 +71,20 @@ def build_engine(
         if engine is None:
             raise ValueError("it returned no engine")
         engine.save(engine_dir=str(output))
+    _forget_timing_cache(output / CONFIG)
     missing = [name for name in ENGINE_FILES if not (output / name).is_file()]
     if missing:
         raise VendorBuildFailed(release=release, step="build the engine", problem=f"it wrote no {', '.join(missing)}")
+
+
+def _forget_timing_cache(config: Path) -> None:
+    """Take the scratch folder, which will be gone, out of the vendor's record: the same engine gets the same files."""
+    if not config.is_file():
+        return
+    table = json.loads(config.read_bytes())
+    if table.get("build_config", {}).get("output_timing_cache") is not None:
+        table["build_config"]["output_timing_cache"] = None
+        config.write_text(json.dumps(table, indent=4), encoding="utf-8")
 
 
 def _step(step: str, release: str) -> AbstractContextManager[None]:
