@@ -21,7 +21,8 @@ def vendor_output_on_stderr() -> Iterator[None]:
 
 def _keep_stdout() -> None:
     stdout: Any = sys.stdout
-    if stdout is None or stdout is not sys.__stdout__ or sys.stderr is None:
+    replaced = bool(stdout is not sys.__stdout__)
+    if replaced or stdout is None or sys.stderr is None:
         return
     try:
         if stdout.fileno() != 1 or sys.stderr.fileno() != 2:
