@@ -16,7 +16,8 @@ class ExtractError(Exception):
 
     def __init__(self, **facts: object) -> None:
         self.facts = facts
-        super().__init__(self.template.format(**facts))
+        message = self.template.format(**facts)
+        super().__init__(message.encode("utf-8", "backslashreplace").decode())  # a lone surrogate prints nowhere else
 
 
 # --- 2: usage, job spec, recipe -------------------------------------------------------------------------------------

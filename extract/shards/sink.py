@@ -92,12 +92,8 @@ class ShardWriter:
         self._num_batches = self._num_tokens = self._num_tokens_original = self._overflowed = 0
         with clear_write_errors(path):
             self._file = _HashedFile(path)
-            try:
-                self._arrow = pa.PythonFile(self._file, mode="w")
-                self._ipc = pa.ipc.new_file(self._arrow, schema, options=_write_options(states))
-            except BaseException:  # nobody will have a writer to abort
-                self.abort()
-                raise
+            self._arrow = pa.PythonFile(self._file, mode="w")
+            self._ipc = pa.ipc.new_file(self._arrow, schema, options=_write_options(states))
 
     def write(self, rows: TokenRows, source: pa.RecordBatch, positions: Int64, states: States) -> None:
         """Append one window.
