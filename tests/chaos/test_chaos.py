@@ -9,7 +9,6 @@ import pytest
 
 from chaos.campaign import Campaign, tiny_engine
 from chaos.disk import Armed, shim
-from chaos.faults import KINDS, WITH_SHIM
 from chaos.invariants import Findings, check_finished, check_kept
 from chaos.power_loss import lose_power, sure_files
 
@@ -29,9 +28,11 @@ def test_no_fault_loses_doubles_or_rewrites_anything(campaign, capsys):
     with capsys.disabled():
         sys.stdout.write(f"\nseed {SEED}\n{campaign.report()}\n")
     assert campaign.wrong == []
-    assert all(campaign.table[kind].findings.injected for kind in KINDS)
-    if campaign.shim:
-        assert all(campaign.table[kind].findings.injected for kind in WITH_SHIM)
+    assert {kind for kind, row in campaign.table.items() if row.rounds} == set(campaign.kinds)
+    # A fault may come too late for its round (a kill at a random moment), but not as a rule.
+    assert sum(row.findings.injected for row in campaign.table.values()) >= sum(
+        row.rounds for row in campaign.table.values()
+    )
 
 
 class TestInvariants:
