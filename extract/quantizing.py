@@ -189,8 +189,8 @@ def _check(draft: Path, opened: Checkpoint, dtype: str, cache: str) -> None:
 
     shape = read_shape(draft)
     same("weights in", shape.weights, "fp8")
-    same("a cache in", shape.cache, "fp8" if cache == "fp8" else dtype)
     same("states in", shape.dtype, dtype)
+    same("a cache in", shape.cache, "fp8" if cache == "fp8" else dtype)
     same("ranks", shape.world_size, 1)
     config = json.loads((draft / CONFIG).read_bytes())
     excluded = [str(name) for name in (config.get("quantization") or {}).get("exclude_modules") or ()]

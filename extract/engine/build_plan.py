@@ -82,15 +82,14 @@ def _tensorrt(checkpoint: str | Path, recipe: Recipe, revision: str | None) -> B
         limits = pass_limits(shape, recipe, int(recipe.card_memory_gib * GIB), name=source.name)
         device = f"a card of {recipe.card_memory_gib:g} GiB"
     else:
-        from extract.engine.device import this_device
         from extract.tensorrt.cuda_card import claim_card
 
         try:
-            this_device("cuda")
-        except EngineDoesNotFit:
+            card = claim_card(None, source.name)
+        except EngineDoesNotFit as error:
+            if error.facts["field"] != "device":  # there are cards, and others have them
+                raise
             raise WhichCard(checkpoint=source.name) from None
-
-        card = claim_card(None, source.name)
         try:
             limits, device = limits_on(card, source, recipe), card.device.name
         finally:
