@@ -14,7 +14,7 @@ from extract.spec import InputKind
 
 EXPECTED: dict[InputKind, str] = {
     "text": "text: strings or bytes",
-    "messages": "a list of structs with role and content",
+    "messages": "lists of role, content structs or maps, or the same as JSON text",
     "input_ids": "a list of integers",
 }
 
@@ -88,14 +88,15 @@ def input_type(kind: InputKind, stored: pa.DataType, column: str, path: object) 
     if pa.types.is_null(plain):
         return {"text": pa.large_string(), "messages": plain, "input_ids": pa.list_(pa.int32())}[kind]
     match kind:
-        case "text":
-            if pa.types.is_string(plain) or pa.types.is_large_string(plain):
-                return pa.large_string()
-            if pa.types.is_binary(plain) or pa.types.is_large_binary(plain) or pa.types.is_fixed_size_binary(plain):
-                return pa.large_binary()
+        case "text" | "messages" if pa.types.is_string(plain) or pa.types.is_large_string(plain):
+            return pa.large_string()
+        case "text" | "messages" if _is_text(plain) or pa.types.is_fixed_size_binary(plain):
+            return pa.large_binary()
         case "messages" if (message := _item_type(plain)) is not None:
             names = {message.field(index).name for index in range(message.num_fields)}
-            if pa.types.is_null(message) or (pa.types.is_struct(message) and {"role", "content"} <= names):
+            if pa.types.is_null(message) or pa.types.is_map(message):
+                return plain
+            if pa.types.is_struct(message) and {"role", "content"} <= names:
                 return plain
         case "input_ids" if (item := _item_type(plain)) is not None:
             if pa.types.is_null(item):

@@ -38,6 +38,27 @@ def test_ids_are_those_of_apply_chat_template_and_begin_with_one_bos(name, promp
     assert rows.doubled_bos == 0
 
 
+def test_conversations_stored_as_json_text_or_as_maps_give_the_rows_of_lists_of_structs(tmp_path):
+    tokenizer = rig.tiny_tokenizer(chat_template=CHAT_TEMPLATE)
+    checkpoint = rig.tiny_checkpoint(tmp_path / "checkpoint", "llama", tokenizer=tokenizer)
+    engine = number_rig.build_engine(checkpoint, tmp_path / "engine")
+    text = [json.dumps(chat) for chat in CHATS]
+    maps = [[list(message.items()) for message in chat] for chat in CHATS]
+    stored = {
+        "structs": pa.array(CHATS),
+        "json": pa.array(text),
+        "bytes": pa.array([one.encode() for one in text]),
+        "maps": pa.array(maps, pa.list_(pa.map_(pa.string(), pa.string()))),
+    }
+    tables = {}
+    for label, column in stored.items():
+        source = parquet(tmp_path / f"{label}.parquet", {"chat": column})
+        run(job(engine, source, tmp_path / label, column="chat", input="messages"))
+        tables[label] = output_table(tmp_path / label)
+        assert tables[label]["outcome"].to_pylist() == ["ok", "ok", "truncated"]
+    assert all(table.equals(tables["structs"]) for table in tables.values())
+
+
 def test_another_template_is_never_mixed_with_rows_of_the_first(tmp_path):
     """Whether a checkpoint got another template and was built again, or the engine's own file was edited."""
     source = parquet(tmp_path / "in.parquet", {"chat": pa.array(CHATS)})
