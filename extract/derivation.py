@@ -28,6 +28,7 @@ from extract.progress import Progress
 from extract.publishing import commit_file, commit_of, remove_leftovers
 from extract.records import NOT_COUNTED, OUTCOME_CODE, STATELESS, Outcome, TokenRows
 from extract.shards import schema as names
+from extract.shards.batches import as_stored, bytes_by_row, encoded_rows, record_batch
 from extract.shards.schema import output_schema
 from extract.shards.sink import ShardFacts, ShardWriter
 from extract.shards.views import BatchView
@@ -85,6 +86,29 @@ class Derived:
     def as_json(self) -> dict[str, Any]:
         """Plain values."""
         return asdict(self)
+
+
+class Recast:
+    """The batches of an output as `derive` would store them, one after another and without writing anything.
+
+    Attributes:
+        spec: what the changed batches hold.
+        schema: of the changed batches; its job is the one that `derive` would make.
+    """
+
+    def __init__(self, origin: Output, change: Change) -> None:
+        self._origin, self._record = origin, _record(origin, change)
+        self.spec: StatesSpec = self._record.spec.states
+        self.schema: pa.Schema = self._record.schema
+
+    def __call__(self, batch: BatchView) -> Iterator[BatchView]:
+        """One batch of the origin, changed; rows whose states the new type cannot hold end as non_finite."""
+        if not batch.num_rows:
+            return
+        rows, source, positions, states = _as_window(batch, self._origin, self._record)
+        source = as_stored(source, self.schema)
+        for part in encoded_rows(rows, states, self.spec, bytes_by_row(source, batch.num_rows)):
+            yield BatchView(record_batch(part, rows, source, positions, self.spec, self.schema), self.spec)
 
 
 def derive(root: Path, target: Path, change: Change, progress: Progress | None = None) -> Derived:

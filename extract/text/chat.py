@@ -75,6 +75,32 @@ class ChatRenderer:
         for first in range(0, len(column), ROWS_PER_SLICE):
             yield self._rendered(first, list(column.slice(first, ROWS_PER_SLICE)), {})
 
+    def assistant_turns(self, column: pa.Array) -> tuple[str, list[tuple[int, int]] | None]:
+        """The first row's rendered text, and which of its characters (from, up to) the assistant wrote.
+
+        A turn begins after the opening that the template writes for the assistant and ends with what it writes after
+        the message. `None` where the template writes the whole differently than it writes the turns up to some
+        message, so that nothing tells the turns apart.
+        """
+        value = plain(column)[0]
+        stored = value.as_py() if is_text(value.type) else value
+        conversation = _conversation(stored.decode() if isinstance(stored, bytes) else stored)
+        if not conversation:
+            return "", None
+        whole, turns = self._render(conversation), []
+        for position, message in enumerate(conversation):
+            if message["role"] != "assistant":
+                continue
+            try:
+                before = self._render(conversation[:position], opening=True) if position else ""
+                upto = self._render(conversation[: position + 1], opening=False)
+            except self._refusals:
+                return whole, None
+            if not whole.startswith(before) or not whole.startswith(upto) or len(upto) < len(before):
+                return whole, None
+            turns.append((len(before), len(upto)))
+        return whole, turns
+
     def _rendered(self, first: int, rows: list[Any], faults: dict[int, str]) -> TextSlice:
         texts: list[str | None] = []
         for row, value in enumerate(rows, start=first):
@@ -95,9 +121,11 @@ class ChatRenderer:
             texts.append(text)
         return TextSlice(first=first, texts=texts, faults=faults)
 
-    def _render(self, conversation: list[dict[str, Any]]) -> str:
+    def _render(self, conversation: list[dict[str, Any]], *, opening: bool | None = None) -> str:
         rendered: str = self._tokenizer.apply_chat_template(
-            conversation, tokenize=False, add_generation_prompt=self._add_generation_prompt
+            conversation,
+            tokenize=False,
+            add_generation_prompt=self._add_generation_prompt if opening is None else opening,
         )
         return rendered
 

@@ -11,8 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from extract.engine.contract import TokenizerIdentity
 from extract.errors import EngineRefused
+from extract.records import Int32, Int64
 from extract.text.precut import PreCut
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -43,6 +46,9 @@ class Encoder(Protocol):
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Content ids of each text, whole. Texts hold no lone surrogates."""
 
+    def decode(self, ids: list[int]) -> str:
+        """Ids as text, special tokens too, for people to read."""
+
     def piece(self, token_id: int) -> str:
         """One id as readable text."""
 
@@ -70,6 +76,17 @@ class FastEncoder:
         """Content ids of each text, whole."""
         return [encoding.ids for encoding in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
 
+    def decode(self, ids: list[int]) -> str:
+        """Ids as text, special tokens too."""
+        text: str = self._backend.decode(ids, skip_special_tokens=False)
+        return text
+
+    def places(self, text: str) -> tuple[Int32, Int64, Int64]:
+        """Content ids of a text, whole, and which of its characters each one stands for (from, and up to)."""
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        places = np.array(encoding.offsets, np.int64).reshape(-1, 2)
+        return np.array(encoding.ids, np.int32), places[:, 0], places[:, 1]
+
     def piece(self, token_id: int) -> str:
         """One id as readable text; the vocabulary's own spelling where the id is not whole characters."""
         text: str = self._backend.decode([token_id], skip_special_tokens=False)
@@ -88,6 +105,10 @@ class SlowEncoder:
         """Content ids of each text, whole."""
         encoded = self.tokenizer(texts, add_special_tokens=False, verbose=False, **self._options)
         return [list(ids) for ids in encoded["input_ids"]]
+
+    def decode(self, ids: list[int]) -> str:
+        """Ids as text, special tokens too."""
+        return str(self.tokenizer.decode(ids, skip_special_tokens=False))
 
     def piece(self, token_id: int) -> str:
         """One id as readable text; the vocabulary's own spelling where the id is not whole characters."""
