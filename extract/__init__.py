@@ -17,6 +17,7 @@ _HOMES = {
     "tune": "extract.tuning.search",
     "verify": "extract.verification",
     "open_output": "extract.output",
+    "write_report": "extract.report_page.page",
 }
 __all__ = sorted(_HOMES)
 

@@ -50,6 +50,7 @@ OPTIONS = {
         --cast --compression --compression-level --engine --json --outcome --output --pool --quiet --rows
         --rows-per-shard --shards -o
     """,
+    "report": "--json --output --rows -o",
     "families": "--json",
     "sample": "--json --output --rows -o",
     "patch": "--dry-run --json --kind --patch --tree",
@@ -67,6 +68,7 @@ ARGUMENTS = {
     "status": ["OUT"],
     "verify": ["OUT"],
     "reprocess": ["OUT"],
+    "report": ["OUT"],
     "families": [],
     "sample": [],
     "patch": ["list|check|apply|revert"],

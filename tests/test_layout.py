@@ -34,7 +34,7 @@ manifest, planning, shards.shard_file
 completion, doctor, estimate, output, shard_windows, status
 inspection, jobs, pipeline, recomputation
 publishing, verification
-derivation, fidelity_check, quantizing, runners, tuning
+derivation, fidelity_check, quantizing, report_page, runners, tuning
 reprocessing
 cli
 __main__
@@ -56,7 +56,8 @@ HEAVY = {
     "gguf": r"engine\.gguf_\w+",
     "click": r"cli(\.\w+)?",
     "tqdm": r"progress",
-    "jinja2": r"text\.chat",
+    "jinja2": r"text\.chat|report_page\.page",
+    "plotly": r"report_page\.page",
     "tokenizers": r"text\.\w+",
     "safetensors": r"engine\.\w+",
     "zstandard": r"sources\.\w+|engine\.comparison",
@@ -74,10 +75,14 @@ AT_MODULE_LEVEL = {
     "gguf": r"(?!)",
     "tqdm": r"(?!)",
     "jinja2": r"(?!)",
+    "plotly": r"(?!)",
 }
 """Which may do so at module level; the others inside the function that needs it."""
 
-OPTIONAL = {"tensorrt_llm": r"tensorrt\.\w+", "tensorrt": r"tensorrt\.\w+"}
+OPTIONAL = {
+    "tensorrt_llm": r"tensorrt\.\w+",
+    "tensorrt": r"tensorrt\.\w+",
+    "umap": r"report_page\.projection"}
 """Which modules may import a package that need not be installed, always inside a function."""
 
 LIGHT_PACKAGES = {"numpy", "pyarrow"}

@@ -25,6 +25,7 @@ COMMANDS = {
     "status": "extract.cli.jobs",
     "verify": "extract.cli.check",
     "reprocess": "extract.cli.check",
+    "report": "extract.cli.report",
     "families": "extract.cli.engines",
     "sample": "extract.cli.show",
     "patch": "extract.cli.patch",
