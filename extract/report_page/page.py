@@ -87,7 +87,7 @@ def html(report: Report) -> str:
         "number": _number,
         "size": size_text,
         "share": _share,
-        "duration": duration,
+        "seconds": _seconds,
         "short": _short,
     }
     return environment.from_string(parts["page.html"]).render(
