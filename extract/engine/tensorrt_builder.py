@@ -145,8 +145,8 @@ def build_tensorrt(
     from extract.engine.builder import check_architecture
     from extract.tensorrt.cuda_card import claim_card
 
-    source = open_source(checkpoint, recipe, revision=revision)
     versions = check_vendor("build", "executor" if recipe.cache == "paged" else "run")
+    source = open_source(checkpoint, recipe, revision=revision)
     card = claim_card(None, "recipe")
     try:
         limits = limits_on(card, source, recipe)

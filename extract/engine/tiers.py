@@ -9,9 +9,11 @@ from pathlib import Path
 
 from extract.engine.build_plan import plan_build
 from extract.engine.builder import build
-from extract.engine.contract import Contract, NotAnEngine, read_contract
+from extract.engine.contract import Contract, NotAnEngine, PassOutOfMemory, read_contract
 from extract.engine.recipe import Recipe, override
-from extract.errors import EngineRefused, SpecError
+from extract.errors import SpecError
+from extract.tensorrt.open_runtime import NotLoaded
+from extract.tensorrt.vendor_build import VendorBuildFailed
 
 
 class NoTiers(SpecError):
@@ -68,7 +70,7 @@ def build_tiers(
                 allow_pickle=allow_pickle,
                 say=say,
             )
-        except EngineRefused as error:
+        except (VendorBuildFailed, NotLoaded, PassOutOfMemory) as error:
             if not built:
                 raise
             say(f"tier of {budget:,} tokens does not fit: {error}")
