@@ -15,7 +15,7 @@ from extract.exporting import target_class
 from extract.exporting.record import describe_export, readme
 from extract.exporting.request import Kind, Request
 from extract.exporting.rows import RowStream, Tally
-from extract.exporting.state_columns import FINAL, read_states
+from extract.exporting.state_columns import read_states
 from extract.exporting.target import Part, Target
 from extract.exporting.working_directory import ExportExists, WorkingDirectory
 from extract.job import read_job
@@ -147,7 +147,7 @@ def _read_back(writer: Target, parts: Sequence[Part], final: Path) -> int:
         row = part.first_row
         last = row + min(part.rows, ROWS_READ_BACK)
         for batch in writer.stream.batches(part.shard, Tally()):
-            states = read_states(batch, writer.stream.spec, FINAL)
+            states = read_states(batch, writer.stream.spec, writer.layer_read_back)
             for n in range(batch.num_rows):
                 if row == last:
                     break

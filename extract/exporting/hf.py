@@ -50,10 +50,14 @@ class HfTarget(Target):
 
     def read_back(self, parts: Sequence[Part], row: int) -> npt.NDArray[Any] | None:
         """See `Target.read_back`."""
+        table = self._rows[row : row + 1]
+        return cell_values(table.column(names.states_name(self.stream.spec))[0])
+
+    @cached_property
+    def _rows(self) -> Any:
         import datasets
 
-        table = datasets.load_from_disk(str(self.folder)).with_format("arrow")[row : row + 1]
-        return cell_values(table.column(names.states_name(self.stream.spec))[0])
+        return datasets.load_from_disk(str(self.folder)).with_format("arrow")
 
 
 TARGET = HfTarget

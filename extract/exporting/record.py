@@ -4,9 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from extract.exporting.rows import RowStream
+from extract.exporting.rows import schema_facts
 from extract.exporting.target import Part, Target
-from extract.shards import schema as names
 
 FORMAT = "extract-export"
 VERSION = 1
@@ -55,7 +54,7 @@ def describe_export(target: Target, parts: Sequence[Part], checked: int) -> dict
         "rows_read_back": checked,
         "cannot_carry": target.cannot_carry,
         "read": target.reading.replace("{path}", "."),
-        "metadata": _metadata(stream),
+        "metadata": schema_facts(stream),
     }
 
 
@@ -81,8 +80,3 @@ def readme(record: dict[str, Any]) -> str:
         "",
     ]
     return "\n".join(lines)
-
-
-def _metadata(stream: RowStream) -> dict[str, str]:
-    found = {key.decode(): value.decode() for key, value in (stream.schema.metadata or {}).items()}
-    return {key: value for key, value in found.items() if key.startswith(names.METADATA_PREFIX)}

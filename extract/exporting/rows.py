@@ -159,3 +159,9 @@ def plain_columns(batch: BatchView, *, without: tuple[str, ...] = ()) -> pa.Tabl
     table = pa.Table.from_batches([batch.arrow]).drop_columns(list(without))
     place = table.schema.get_field_index(names.OUTCOME)
     return table.set_column(place, names.OUTCOME, table.column(names.OUTCOME).cast(pa.string()))
+
+
+def schema_facts(stream: RowStream) -> dict[str, str]:
+    """What the schema's metadata says of the numbers and of the job."""
+    found = {key.decode(): value.decode() for key, value in (stream.schema.metadata or {}).items()}
+    return {key: value for key, value in found.items() if key.startswith(names.METADATA_PREFIX)}

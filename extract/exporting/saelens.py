@@ -111,10 +111,7 @@ class SaelensTarget(Target):
 
     def read_back(self, parts: Sequence[Part], row: int) -> npt.NDArray[Any] | None:
         """Row `row` of the cache as stored, [context, H]; not a row of the output."""
-        import datasets
-
-        rows = datasets.load_from_disk(str(self.folder)).with_format("arrow")
-        flat = rows[row : row + 1].column(self.hook).chunk(0).storage.flatten().flatten()
+        flat = self._rows[row : row + 1].column(self.hook).chunk(0).storage.flatten().flatten()
         values: npt.NDArray[Any] = flat.to_numpy(zero_copy_only=False).reshape(self.context, self.stream.width)
         return values
 
@@ -123,14 +120,17 @@ class SaelensTarget(Target):
         part = part_of(parts, row)
         if row == part.first_row:
             self._place = 0
-        windows, place = part.facts["windows"], self._place
+        start, context = self._place, self.context
         self._place += len(expected)
-        for n, state in enumerate(expected, start=place):
-            if n < windows * self.context:
-                found = self.read_back(parts, part.facts["windows_before"] + n // self.context)
-                exact = state if state.dtype == np.float16 else as_float32(state[None])[0]
-                if found is None or not np.array_equal(found[n % self.context], exact):
-                    return False
+        exact = expected if expected.dtype == np.float16 else as_float32(expected)
+        for window in range(start // context, min(-(-self._place // context), part.facts["windows"])):
+            found = self.read_back(parts, part.facts["windows_before"] + window)
+            assert found is not None  # every window has states
+            first, last = max(start, window * context), min(self._place, (window + 1) * context)
+            if not np.array_equal(
+                found[first - window * context : last - window * context], exact[first - start : last - start]
+            ):
+                return False
         return True
 
     def facts(self, parts: Sequence[Part]) -> dict[str, Any]:
@@ -142,6 +142,12 @@ class SaelensTarget(Target):
             "windows": sum(part.facts["windows"] for part in parts),
             "states_left_over": sum(part.facts["left_over"] for part in parts),
         }
+
+    @cached_property
+    def _rows(self) -> Any:
+        import datasets
+
+        return datasets.load_from_disk(str(self.folder)).with_format("arrow")
 
     def _table(self, states: npt.NDArray[Any], ids: npt.NDArray[np.int32]) -> pa.Table:
         schema = self.features.arrow_schema

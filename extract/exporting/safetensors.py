@@ -1,11 +1,13 @@
 """safetensors files of a bounded number of rows: `states`, `row`, and `offsets` and `input_ids` where there are any."""
 
+import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from extract.exporting.rows import schema_facts
 from extract.exporting.state_columns import FINAL, as_torch, read_states
 from extract.exporting.target import Part, Target, Written, part_of
 from extract.exporting.working_directory import new_file
@@ -94,10 +96,11 @@ class SafetensorsTarget(Target):
             if spec.kind != "tokens":
                 lengths = np.concatenate(spans)
                 tensors["id_offsets"] = torch.from_numpy(np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]))
-        metadata = {key.decode(): value.decode() for key, value in (self.stream.schema.metadata or {}).items()}
+        # One key only: the library writes several in an order of its own, and the same rows should be the same bytes.
+        metadata = {"extract": json.dumps(schema_facts(self.stream))}
         path = new_file(self.folder / name)
         with clear_write_errors(path):
-            save_file(tensors, path, metadata={"format": "pt", **metadata})
+            save_file(tensors, path, metadata=metadata)
 
 
 def row_ids(batch: BatchView) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:

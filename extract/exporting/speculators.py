@@ -100,6 +100,11 @@ class SpeculatorsTarget(DrafterTarget):
         files = [name for part in parts for name in part.files if name.endswith(".arrow")]
         return describe(self.folder, features_of(SCHEMA, self.folder), files, format_type="torch")
 
+    @property
+    def layer_read_back(self) -> str:
+        """The last of the layers."""
+        return self.layers[-1]
+
     def read_back(self, parts: Sequence[Part], row: int) -> npt.NDArray[Any] | None:
         """See `Target.read_back`: the states of the last of the layers."""
         from safetensors.torch import load_file

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from extract.errors import SpecError
 from extract.exporting.request import Request
 from extract.exporting.rows import RowStream
+from extract.exporting.state_columns import FINAL
 from extract.shards.views import BatchView
 
 
@@ -82,6 +83,11 @@ class Target(ABC):
     def shared_files(self) -> tuple[str, ...]:
         """Files that several parts write to; they are cut back to where the last recorded part ended."""
         return ()
+
+    @property
+    def layer_read_back(self) -> str:
+        """Which stored states `read_back` gives."""
+        return FINAL
 
     def refuse(self) -> None:
         """Raise if the output does not fit; nothing has been written yet.

@@ -1,11 +1,18 @@
 """Outputs of every kind and type, as shards hold them, and what a row of an export should be."""
 
+import base64
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import shard_rig
 
+from extract.canonical import file_digest
+from extract.commits import commit_path, read_commits, record_bytes
+from extract.job import read_job
 from extract.output import open_output
 from extract.spec import StatesSpec
 
@@ -40,3 +47,35 @@ def assert_same(found: list[Any], expected: list[np.ndarray | None]) -> None:
             one = np.ascontiguousarray(one)
             assert (one.dtype, one.shape) == (other.dtype, other.shape)
             assert one.tobytes() == other.tobytes()
+
+
+def with_layers(out: Path, *layers: int) -> Path:
+    """Add states of layers to an output: those of layer i are the stored ones, rolled by i places."""
+    job = json.loads((out / "job.json").read_bytes())
+    schema = read_job(out).schema
+    states = schema.field("hidden_states")
+    for layer in layers:
+        schema = schema.append(states.with_name(f"layer_{layer}"))
+    job["schema"] = base64.b64encode(schema.serialize().to_pybytes()).decode()
+    (out / "job.json").write_text(json.dumps(job))
+    for commit in read_commits(out / "commits"):
+        path = out / "data" / commit.data
+        with pa.ipc.open_file(path) as file:
+            batches = [file.get_batch(number) for number in range(file.num_record_batches)]
+        with pa.ipc.new_file(path.with_name("new"), schema) as file:
+            for batch in batches:
+                added = [rolled(batch.column("hidden_states"), layer) for layer in layers]
+                file.write_batch(pa.RecordBatch.from_arrays([*batch.columns, *added], schema=schema))
+        path.with_name("new").rename(path)
+        size = path.stat().st_size
+        record = replace(commit, sha256=file_digest(path), num_bytes=size)
+        commit_path(out / "commits", commit.shard).write_bytes(record_bytes(record))
+    return out
+
+
+def rolled(column: pa.Array, layer: int) -> pa.Array:
+    """A column of states with the values of each rolled."""
+    width = column.type.value_type.list_size
+    values = np.roll(column.values.values.to_numpy().reshape(-1, width), layer, axis=1)
+    inner = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), type=column.type.value_type)
+    return pa.ListArray.from_arrays(column.offsets, inner, type=column.type, mask=column.is_null())

@@ -147,7 +147,7 @@ def test_safetensors_through_torch(out, tmp_path):
         ids += [tensors["input_ids"][a:b].tolist() for a, b in spans]
         rows += tensors["row"].tolist()
         with safe_open(file, "pt") as handle:
-            assert handle.metadata()["extract.dtype"] == opened.dtype
+            assert json.loads(handle.metadata()["extract"])["extract.dtype"] == opened.dtype
     assert_same(found, stored(out, with_states_only=True))
     kept = [row for row in opened if row.states is not None]
     assert ids == [row.input_ids.tolist() for row in kept]
