@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from extract.engine.build_plan import BuildPlan
     from extract.engine.contract import Contract, Fidelity
     from extract.engine.families import Family
+    from extract.exporting.export import Exported
     from extract.inspection import Inspection
     from extract.jobs import PlannedJob
     from extract.quantizing import Quantized
@@ -300,6 +301,29 @@ def derived_text(found: "Derived") -> str:
             f"next       extract verify {found.path}",
         ]
     )
+
+
+def exported_text(found: "Exported") -> str:
+    """An output as another tool reads it."""
+    without = found.left_out_without_states
+    lines = [
+        f"complete   {found.path}: {found.rows:,} rows of {found.made_from} as {found.kind}, {_size(found.num_bytes)}",
+        f"left out   {sum(without.values()):,} rows without states"
+        + (f" ({_counts(without)})" if without else "")
+        + f", {found.left_out_not_chosen:,} that were not asked for",
+    ]
+    mask = found.record.get("loss_mask")
+    if mask is not None:
+        lines.append(f"loss mask  {mask['learned']:,} of {mask['tokens']:,} tokens, from {mask['from']}")
+        if mask["unknown_rows"]:
+            lines.append(
+                f"warning    {mask['unknown_rows']:,} rows have a mask of zeros: the chat template writes them "
+                "differently as a whole than turn by turn"
+            )
+    if "states_left_over" in found.record:
+        lines.append(f"left over  {found.record['states_left_over']:,} states at the ends of shards")
+    lines += [f"this run   {found.parts_made:,} shards in {duration(found.seconds)}", "python"]
+    return "\n".join([*lines, *(f"  {line}" for line in found.reading.splitlines())])
 
 
 def families_text(families: Mapping[str, "Family"]) -> str:

@@ -51,6 +51,10 @@ OPTIONS = {
         --rows-per-shard --shards -o
     """,
     "report": "--json --output --rows -o",
+    "export": """
+        --cast --context --engine --hook --json --layers --loss-mask --outcome --output --quiet --rows --rows-per-file
+        --to --unfinished -o
+    """,
     "families": "--json",
     "sample": "--json --output --rows -o",
     "patch": "--dry-run --json --kind --patch --tree",
@@ -69,6 +73,7 @@ ARGUMENTS = {
     "verify": ["OUT"],
     "reprocess": ["OUT"],
     "report": ["OUT"],
+    "export": ["OUT"],
     "families": [],
     "sample": [],
     "patch": ["list|check|apply|revert"],

@@ -35,7 +35,7 @@ completion, doctor, estimate, output, shard_windows, status
 inspection, jobs, pipeline, recomputation
 publishing, verification
 derivation, fidelity_check, quantizing, report_page, runners, tuning
-reprocessing
+exporting, reprocessing
 cli
 __main__
 """
@@ -46,20 +46,20 @@ A package stands for all of its modules but those that a line of their own names
 
 HEAVY = {
     "torch": r"engine\.torch_\w+|engine\.(decoder|device|gguf_import|plain|proven)|shards\.views|cpu\.portable\w*"
-    r"|tensorrt\.(card|cuda_card|engine_inputs|executor_runtime|session_runtime)",
+    r"|exporting\.\w+|tensorrt\.(card|cuda_card|engine_inputs|executor_runtime|session_runtime)",
     "numba": r"cpu\.portable\w*",
     "llvmlite": r"cpu\.portable\w*",
     "matplotlib": r"tuning\.plot",
     "transformers": r"engine\.(torch_\w+|checkpoint_tokenizer|decoder|gguf_import|model_config|quiet_transformers)"
     r"|text\.(encoders|tokenizer_export)",
-    "datasets": r"sources\.hf",
+    "datasets": r"sources\.hf|exporting\.\w+",
     "gguf": r"engine\.gguf_\w+",
     "click": r"cli(\.\w+)?",
     "tqdm": r"progress",
     "jinja2": r"text\.chat|report_page\.page",
     "plotly": r"report_page\.page",
     "tokenizers": r"text\.\w+",
-    "safetensors": r"engine\.\w+",
+    "safetensors": r"(engine|exporting)\.\w+",
     "zstandard": r"sources\.\w+|engine\.comparison",
     "huggingface_hub": r"engine\.(hub_cache|decoder|model_config)",
 }
@@ -82,7 +82,9 @@ AT_MODULE_LEVEL = {
 OPTIONAL = {
     "tensorrt_llm": r"tensorrt\.\w+",
     "tensorrt": r"tensorrt\.\w+",
-    "umap": r"report_page\.projection"}
+    "lance": r"exporting\.lance",
+    "umap": r"report_page\.projection",
+}
 """Which modules may import a package that need not be installed, always inside a function."""
 
 LIGHT_PACKAGES = {"numpy", "pyarrow"}

@@ -26,6 +26,7 @@ COMMANDS = {
     "verify": "extract.cli.check",
     "reprocess": "extract.cli.check",
     "report": "extract.cli.report",
+    "export": "extract.cli.export",
     "families": "extract.cli.engines",
     "sample": "extract.cli.show",
     "patch": "extract.cli.patch",
