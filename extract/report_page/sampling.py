@@ -105,6 +105,7 @@ class _Collected:
     def __init__(self, job: StoredJob, width: int) -> None:
         self._job = job
         self._spec = job.spec.states
+        self._states_columns = {names.states_name(self._spec), names.states_name(self._spec) + names.SCALE_SUFFIX}
         self._tally = StateTally(width)
         self._numbers: list[Int64] = [np.zeros((0, 3), np.int64)]
         self._outcomes: list[str] = []
@@ -123,7 +124,8 @@ class _Collected:
         if count <= 0:
             return 0
         places = with_states[np.arange(count) * len(with_states) // count]
-        arrow = batch.arrow.take(places)
+        narrow = [name for name in batch.arrow.schema.names if name not in self._states_columns]
+        arrow = batch.arrow.select(narrow).take(places)
         chunk = np.asarray(arrow.column(names.CHUNK)) if self._job.chunked else np.zeros(count, np.int64)
         self._numbers.append(np.stack([batch.row[places], chunk, batch.num_tokens[places]], axis=1).astype(np.int64))
         self._outcomes += batch.outcomes[places].tolist()
