@@ -8,6 +8,7 @@ from pathlib import Path
 from extract.job import StoredJob, read_job
 from extract.manifest import tiling_problem, totals
 from extract.output import Output
+from extract.records import OUTCOMES
 from extract.report_page.facts import Report, Sample, SampledRow, Setting
 from extract.report_page.integrity import quick_check, readable_commits
 from extract.report_page.neighbours import PAIR_COSINE, Neighbours, directions, find_neighbours
@@ -60,7 +61,7 @@ def gather(root: Path, rows: int = DEFAULT_ROWS) -> Report:
         num_tokens=done.num_tokens,
         num_tokens_original=done.num_tokens_original,
         num_bytes=done.num_bytes,
-        outcomes=done.outcomes,
+        outcomes={str(outcome): done.outcomes[outcome] for outcome in OUTCOMES if outcome in done.outcomes},
         settings=tuple(_settings(job)),
         integrity=integrity,
         counts=counts,

@@ -47,11 +47,12 @@
   };
 
   const charts = {};
+  const narrow = () => innerWidth < 600;
   const draw = (id) => {
     const place = document.getElementById(id);
     if (!place) return;
     const made = charts[id]();
-    Plotly.react(place, made.data, made.layout, { ...CONFIG, displayModeBar: made.tools ? "hover" : false });
+    Plotly.react(place, made.data, made.layout, { ...CONFIG, displayModeBar: made.tools && !narrow() ? "hover" : false });
   };
 
   charts["chart-files"] = () => {
@@ -152,7 +153,7 @@
     const by = value("colour", "outcome");
     const points = (mine, name, marker) => ({
       type: "scatter", mode: "markers", name, x: mine.map((n) => at(n)[0]), y: mine.map((n) => at(n)[1]), customdata: mine,
-      text: mine.map((n) => `<b>${title(rows[n])}</b> · ${rows[n].outcome} · ${number.format(rows[n].num_tokens)} tokens<br>${wrap(rows[n].text, 54, 5)}`),
+      text: mine.map((n) => `<b>${title(rows[n])}</b> · ${rows[n].outcome} · ${number.format(rows[n].num_tokens)} tokens<br>${wrap(rows[n].text, narrow() ? 26 : 54, narrow() ? 3 : 5)}`),
       hovertemplate: "%{text}<extra></extra>",
       marker: { size: rows.length > 4000 ? 5 : 7, opacity: mine.map((n) => (matches[n] ? 0.75 : 0.07)), line: { width: 0 }, ...marker },
     });
@@ -166,10 +167,10 @@
     data.push(ring(rows[chosen].neighbours, 12, 1), ring([chosen], 16, 2.5));
     const { explained } = report.sample;
     const pca = value("layout", "pca") === "pca";
-    const share = (part) => `${(100 * part).toFixed(1)} % of the differences`;
+    const share = (part) => `${(100 * part).toFixed(1)} %${narrow() ? "" : " of the differences"}`;
     return {
       data, tools: true,
-      layout: layout({ x: pca ? `first direction (${share(explained[0])})` : "", y: pca ? `second direction (${share(explained[1])})` : "", legend: !measure && data.length > 3, fixed: false, more: { hovermode: "closest", dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom", uirevision: value("layout", "pca") }, xaxis: { zeroline: false, showticklabels: pca }, yaxis: { zeroline: false, showticklabels: pca } }),
+      layout: layout({ x: pca ? `first direction (${share(explained[0])})` : "", y: pca ? `second direction (${share(explained[1])})` : "", legend: !measure && data.length > 3, fixed: false, more: { hovermode: "closest", dragmode: narrow() || matchMedia("(pointer: coarse)").matches ? false : "zoom", uirevision: value("layout", "pca") }, xaxis: { zeroline: false, showticklabels: pca }, yaxis: { zeroline: false, showticklabels: pca } }),
     };
   };
 
@@ -218,6 +219,7 @@
     control("find").addEventListener("input", () => draw("chart-map"));
   }
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
+  matchMedia("(max-width: 599px)").addEventListener("change", drawAll);
   addEventListener("beforeprint", () => { root.dataset.print = ""; drawAll(); });
   addEventListener("afterprint", () => { delete root.dataset.print; drawAll(); });
 })();

@@ -1,7 +1,8 @@
 """Rows with their states from all over an output, by whole record batches: how many are read is bounded beforehand.
 
-A batch is the least that a compressed file gives, so rows come from evenly spaced batches of evenly spaced shards, at
-even distances inside each. A small output is read whole. The same output gives the same sample.
+A batch is the least that a compressed file gives, so rows come from evenly spaced batches of evenly spaced shards, one
+drawn from each of equal parts of a batch: even distances alone would meet only the same rows of data that repeats. A
+small output is read whole. The same output gives the same sample.
 """
 
 from collections.abc import Iterator, Sequence
@@ -70,7 +71,8 @@ def sample_rows(
         left = num_rows - collected.num_rows
         quota = -(-left // (len(batches) - done))
         try:
-            if collected.take(ShardFile(job, commit).batch(number), quota):
+            draw = np.random.default_rng([commit.shard, number])
+            if collected.take(ShardFile(job, commit).batch(number), quota, draw):
                 shards.add(commit.shard)
         except ExtractError as error:
             notes.append(str(error))
@@ -115,15 +117,16 @@ class _Collected:
         self._states: list[Float32] = [np.zeros((0, width), np.float32)]
         self.num_rows = 0
 
-    def take(self, batch: BatchView, quota: int) -> int:
-        """Take at most `quota` rows of a batch at even distances; says how many."""
+    def take(self, batch: BatchView, quota: int, draw: np.random.Generator) -> int:
+        """Take at most `quota` rows of a batch, one from each of equal parts; says how many."""
         spans = batch.state_spans
         lengths = spans.stops - spans.starts
         with_states = np.flatnonzero(lengths)
         count = min(quota, len(with_states))
         if count <= 0:
             return 0
-        places = with_states[np.arange(count) * len(with_states) // count]
+        edges = np.arange(count + 1) * len(with_states) // count
+        places = with_states[draw.integers(edges[:-1], edges[1:])]
         narrow = [name for name in batch.arrow.schema.names if name not in self._states_columns]
         arrow = batch.arrow.select(narrow).take(places)
         chunk = np.asarray(arrow.column(names.CHUNK)) if self._job.chunked else np.zeros(count, np.int64)

@@ -57,9 +57,9 @@ def texts_of(job: StoredJob, sampled: SampledStates) -> Texts:
 
 
 class _NotHere(ExtractError):
-    """The source cannot be used for texts."""
+    """The source, or the tokenizer, cannot be used for texts."""
 
-    template = "the source is not read: {problem}."
+    template = "{problem}."
 
 
 def shown(text: str, limit: int) -> str:
@@ -72,7 +72,7 @@ def _from_source(job: StoredJob, sampled: SampledStates) -> list[str]:
     source = _open(job)
     try:
         if identity(source.layout().fingerprint) != identity(job.fingerprint):
-            raise _NotHere(problem="it has changed since the job ran")
+            raise _NotHere(problem="the source has changed since the job ran")
         texts: list[str] = []
         before = -1
         for row in sampled.row.tolist():
@@ -89,12 +89,12 @@ def _from_source(job: StoredJob, sampled: SampledStates) -> list[str]:
 def _open(job: StoredJob) -> Source:
     spec, format = job.spec.source, job.fingerprint.get("format")
     if spec.streaming or any("://" in path for path in spec.paths):
-        raise _NotHere(problem="it is not on this machine")
+        raise _NotHere(problem="the source is not on this machine")
     if (format == "hf" or spec.format == "hf") and not all(Path(path).is_dir() for path in spec.paths):
-        raise _NotHere(problem="it is not on this machine")
+        raise _NotHere(problem="the source is not on this machine")
     size = sum(int(entry.get("size") or 0) for entry in job.fingerprint.get("files") or ())
     if format == "jsonl" and size > MAX_JSONL_BYTES:
-        raise _NotHere(problem=f"{size:,} bytes of lines, which have to be read whole")
+        raise _NotHere(problem=f"the source is {size:,} bytes of lines, which would have to be read whole")
     return open_source(spec, job.fingerprint)
 
 
@@ -121,7 +121,9 @@ def _decoder(job: StoredJob) -> Any:
     """Ids -> text, by the tokenizer of the engine that made the output."""
     from extract.text.encoders import open_encoder
 
-    directory = Path(job.spec.engine or "")
+    if job.spec.engine is None:
+        raise _NotHere(problem="the job names no engine to decode ids with")
+    directory = Path(job.spec.engine)
     contract = read_contract(directory)
     if contract.engine_id != job.contract.get("engine_id"):
         raise _NotHere(problem=f"{directory} is another engine than the one that made the output")
