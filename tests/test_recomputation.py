@@ -1,6 +1,7 @@
 """`verify --recompute`: the plain model, one row at a time, finds what no hash can: states or ids of something else."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,9 @@ import rig
 from job_rig import LIMIT, Engines, job, output_table, parquet, rewrite_shard, run, texts
 
 from extract.derivation import Change, derive
-from extract.engine.contract import EngineChanged, NotAnEngine, read_contract
+from extract.engine.builder import build
+from extract.engine.contract import EngineChanged, NotAnEngine, read_contract, write_contract
+from extract.engine.recipe import Recipe
 from extract.recomputation import OtherEngine, OtherPlainModel
 from extract.report import verification_text
 from extract.verification import BadShards, verify
@@ -247,6 +250,33 @@ def test_an_engine_whose_weights_changed_is_no_reference(engine, rows, tmp_path)
     weights.write_bytes(content)
     with pytest.raises(EngineChanged):
         verify(tmp_path / "out", recompute=3, engine=tmp_path / "engine")
+
+
+@pytest.fixture(scope="module")
+def int8(engines: Engines, tmp_path_factory) -> Path:
+    """An int8 engine whose contract promises more than it keeps, as one does that was measured on easier rows."""
+    path = tmp_path_factory.mktemp("int8") / "engine"
+    build(engines.checkpoint("llama"), path, Recipe(dtype="int8", device="cpu", max_input_tokens=LIMIT))
+    contract = read_contract(path)
+    write_contract(path, replace(contract, fidelity=replace(contract.fidelity, bound=1e-6)))
+    return path
+
+
+def test_rows_that_rounding_moved_beyond_the_bound_are_right_if_the_engine_gives_them_again(int8, rows, tmp_path):
+    run(job(int8, rows, tmp_path / "out", limit=9))
+    found = verify(tmp_path / "out", recompute=9)
+    assert found.recomputed == 9
+    assert found.notes == (
+        "9 of 9 rows (0, 1, 2, 3, 4) lie further from the plain model than the bound, and the engine gives them so "
+        "again: int8 decides a threshold of the model otherwise there",
+    )
+
+
+def test_rows_in_each_others_place_are_found_whatever_the_engine_rounds(int8, same_length, tmp_path):
+    run(job(int8, same_length, tmp_path / "out", column="ids", input="input_ids", kind="last"))
+    rewrite_shard(tmp_path / "out", 0, lambda table: swapped(table, "hidden_state", 3, 4))
+    problems = found_by_recompute(tmp_path / "out")
+    assert [problem.split(":")[1].strip() for problem in problems] == ["row 3", "row 4"]
 
 
 @pytest.mark.parametrize("kind", ["checkpoint", "engine"])
