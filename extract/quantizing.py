@@ -5,9 +5,6 @@ run) and what is checked of what comes out: the linears are FP8, the head is not
 """
 
 import json
-import os
-import secrets
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,11 +17,11 @@ from extract.engine.weights_files import read_header
 from extract.errors import CheckpointRefused, SourceError, SpecError
 from extract.sample import spread
 from extract.spec import SourceSpec
-from extract.store import clear_write_errors, sync_directory
 from extract.tensorrt.gate import check_vendor
 from extract.tensorrt.model_shape import CONFIG, read_shape
 from extract.tensorrt.vendor_checkpoint import Origin, write_origin
 from extract.tensorrt.vendor_quantizer import run_quantizer
+from extract.whole_directory import whole_directory
 
 CALIBRATION_ROWS = 512
 """As many as the vendor's own example takes."""
@@ -103,11 +100,7 @@ def quantize(
         raise NotQuantizable(path=checkpoint, problem=f"a {opened.kind} checkpoint in {opened.dtype}")
     versions = check_vendor("quantize")
     dtype = "bfloat16" if opened.dtype == "float32" else opened.dtype
-    with clear_write_errors(output):
-        output.parent.mkdir(parents=True, exist_ok=True)
-        draft = output.parent / f".{output.name}.{os.getpid()}-{secrets.token_hex(4)}"
-        draft.mkdir()
-    try:
+    with whole_directory(output) as draft:
         with tempfile.TemporaryDirectory(prefix="extract-calibration-") as scratch:
             described, count = _write_texts(calibration, num_rows, Path(scratch))
             say(f"quantising {opened.name} to fp8 with {count:,} rows of {described}, {max_input_tokens} tokens each")
@@ -125,13 +118,6 @@ def quantize(
         made = f"tensorrt-llm {versions.tensorrt_llm}, fp8, cache {cache}, {count} rows of {described}"
         where = opened.path.resolve() if opened.kind == "directory" else Path(opened.name)
         write_origin(draft, Origin(name=opened.name, sha256=opened.sha256, path=str(where), made=made))
-        with clear_write_errors(output):
-            if output.exists():
-                output.rmdir()
-            draft.rename(output)
-            sync_directory(output.parent)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
     return Quantized(
         path=str(output),
         name=opened.name,

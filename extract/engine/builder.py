@@ -7,8 +7,6 @@ write the contract last. The directory appears under its name only when it is wh
 
 import dataclasses
 import os
-import secrets
-import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -32,7 +30,7 @@ from extract.engine.device import computes_in, this_device
 from extract.engine.plain import read_plain
 from extract.engine.recipe import Recipe
 from extract.errors import SpecError
-from extract.store import clear_write_errors, sync_directory
+from extract.whole_directory import whole_directory
 
 if TYPE_CHECKING:
     from extract.engine.checkpoint import Checkpoint
@@ -109,22 +107,11 @@ def build(
         opened = open_checkpoint(checkpoint, revision=revision, allow_pickle=allow_pickle)
         check_architecture(opened.architecture, recipe)
         into = partial(_build_torch, opened=opened, recipe=recipe, allow_no_final_norm=allow_no_final_norm, say=say)
-    with clear_write_errors(output):
-        output.parent.mkdir(parents=True, exist_ok=True)
-        draft = output.parent / f".{output.name}.{os.getpid()}-{secrets.token_hex(4)}"
-        draft.mkdir()
-    try:
+    with whole_directory(output) as draft:
         contract = into(draft)
         write_contract(draft, contract)
         for path in draft.iterdir():
             _sync(path)
-        with clear_write_errors(output):
-            if output.exists():
-                output.rmdir()
-            draft.rename(output)
-            sync_directory(output.parent)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
     return contract
 
 
