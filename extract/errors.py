@@ -5,7 +5,7 @@ caller before they get here. `assert` stays for what only a bug can break; anyth
 these, so the command line prints it without a traceback.
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class ExtractError(Exception):
@@ -18,6 +18,16 @@ class ExtractError(Exception):
         self.facts = facts
         message = self.template.format(**facts)
         super().__init__(message.encode("utf-8", "backslashreplace").decode())  # a lone surrogate prints nowhere else
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Errors of worker processes are raised again where the job is run from: same class, same words."""
+        return _as_it_was, (type(self), {name: str(fact) for name, fact in self.facts.items()}, str(self))
+
+
+def _as_it_was(cls: type[ExtractError], facts: dict[str, object], message: str) -> ExtractError:
+    error = cls.__new__(cls, message)  # which also sets `args`
+    error.facts = facts
+    return error
 
 
 # --- 2: usage, job spec, recipe -------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ stages only add to counters. Nobody needs to listen: a closed stderr stops the p
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TextIO
 
@@ -15,10 +16,30 @@ BAR_EVERY_S = 0.3
 STAGES = ("read+tokenise", "forward", "write")
 
 
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What a process has done so far, for the progress of a run that has several.
+
+    Attributes:
+        began: a window has begun its passes, which is when the clock of tokens/s starts.
+    """
+
+    rows: float = 0.0
+    tokens: int = 0
+    bytes_written: int = 0
+    seconds: tuple[float, ...] = (0.0,) * len(STAGES)
+    began: bool = False
+
+
 class Progress:
-    """Counters of one run, and their rendering. Use as a context manager around the work, after `expect`."""
+    """Counters of one run, and their rendering. Use as a context manager around the work, after `expect`.
+
+    Attributes:
+        num_workers: how many processes add to the counters; shares of busy time are of all their time.
+    """
 
     def __init__(self, *, stream: TextIO | None = None, quiet: bool = False) -> None:
+        self.num_workers = 1
         self.rows_total: int | None = None
         self.rows_before = 0
         self.seconds = dict.fromkeys(STAGES, 0.0)
@@ -94,6 +115,23 @@ class Progress:
         with self._lock:
             self.bytes_written += num_bytes
 
+    def counts(self) -> Counts:
+        """What this process has done."""
+        with self._lock:
+            spent = tuple(self.seconds[stage] for stage in STAGES)
+            return Counts(self._rows_done, self.tokens, self.bytes_written, spent, self._first_pass is not None)
+
+    def add(self, now: Counts, before: Counts) -> None:
+        """Another process has done this much, where it had done `before` when it was last heard of."""
+        with self._lock:
+            if self._first_pass is None and now.began:
+                self._first_pass = time.perf_counter()
+            self._rows_done += now.rows - before.rows
+            self.tokens += now.tokens - before.tokens
+            self.bytes_written += now.bytes_written - before.bytes_written
+            for stage, one, other in zip(STAGES, now.seconds, before.seconds, strict=True):
+                self.seconds[stage] += one - other
+
     def say(self, message: str) -> None:
         """Print a message without breaking the bar; nothing if quiet."""
         if self._bar is not None:
@@ -114,7 +152,7 @@ class Progress:
 
     def shares(self) -> dict[str, float]:
         """Busy time of each stage over wall time; they overlap, so they may add up to more than 1."""
-        wall = max(1e-9, self.wall_seconds)
+        wall = max(1e-9, self.wall_seconds * self.num_workers)
         return {stage: seconds / wall for stage, seconds in self.seconds.items()}
 
     @property

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from extract.inspection import Inspection
     from extract.jobs import PlannedJob
     from extract.quantizing import Quantized
-    from extract.runners.local import Summary
+    from extract.runners.summary import Summary
     from extract.status import Status
     from extract.verification import Verification
 
@@ -109,6 +109,12 @@ def summary_text(found: "Summary") -> str:
         )
     else:
         lines.append("this run   nothing to do, every shard was committed before")
+    lines += [
+        f"worker {part.worker:<3} {part.node}, {part.device}: {part.num_shards:,} shards, {part.num_rows:,} rows, "
+        f"{part.tokens_per_s:,.0f} tokens/s, idle {100 * part.idle_share:.0f} %"
+        + (f", started {part.num_starts} times" if part.num_starts > 1 else "")
+        for part in found.workers
+    ]
     lines.append(f"next       extract verify {found.path}    |    python: extract.open_output({found.path!r})")
     return "\n".join(lines)
 

@@ -280,7 +280,7 @@ class TestStderr:
                 seen.append("wrote")
                 return super().write(text)
 
-        monkeypatch.setattr("extract.runners.local.open_job", lambda spec: seen.append("opened") or _stop())
+        monkeypatch.setattr("extract.runners.session.open_job", lambda spec: seen.append("opened") or _stop())
         monkeypatch.setattr(sys, "stderr", Stream())
         from extract.cli import main
 

@@ -43,7 +43,7 @@ OPTIONS = {
     """,
     "inspect": "--json --row",
     "plan": f"{JOB} --json",
-    "run": f"{JOB} --json --quiet",
+    "run": f"{JOB} --json --quiet --workers",
     "status": "--json",
     "verify": "--engine --json --recompute --reference --repair",
     "reprocess": """

@@ -97,15 +97,15 @@ def spec_of(engine, rows, out, **run_table) -> JobSpec:
 @BOTH
 @pytest.mark.parametrize("place", ["open_job", "prepare", "estimate", "complete"])
 def test_a_signal_at_any_other_time_stops_the_same_way(place, number, tiny_engine, rows, tmp_path, monkeypatch):
-    import extract.runners.local as local
+    import extract.runners.session as session
     from extract.engine.runtimes import load_runtime
 
     def interrupted(*arguments, **options):
         os.kill(os.getpid(), number)
         return real(*arguments, **options)
 
-    real = getattr(local, place)
-    monkeypatch.setattr(local, place, interrupted)
+    real = getattr(session, place)
+    monkeypatch.setattr(session, place, interrupted)
     handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     out = tmp_path / "out"
     with pytest.raises(StopRequested) as stopped:

@@ -30,14 +30,22 @@ def plan_command(spec: JobSpec, as_json: bool) -> None:
 
 @click.command("run")
 @job_options
+@click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    default=1,
+    metavar="PROCESSES",
+    help="Processes, each with an engine and a share of the threads, or a card.  [default: 1]",
+)
 @click.option("--quiet", is_flag=True, help="No progress on stderr.")
 @json_option
-def run_command(spec: JobSpec, quiet: bool, as_json: bool) -> None:
+def run_command(spec: JobSpec, workers: int, quiet: bool, as_json: bool) -> None:
     """Run a job, or go on with it after a stop, a kill or a crash.
 
     Every row of the source ends in one outcome, in source order. Finished shards are never made again: run the same
     command until it says complete. Several processes may run the same command on one output directory and share the
-    work. Batch size and threads may differ from run to run; anything that would change the numbers is refused.
+    work; --workers starts several on this machine, and replaces one that dies. Batch size and threads may
+    differ from run to run; anything that would change the numbers is refused.
 
     \b
     Example:
@@ -46,7 +54,7 @@ def run_command(spec: JobSpec, quiet: bool, as_json: bool) -> None:
     from extract.progress import Progress
     from extract.runners.local import run
 
-    emit(run(spec, progress=Progress(quiet=quiet)), summary_text, as_json)
+    emit(run(spec, progress=Progress(quiet=quiet), workers=workers), summary_text, as_json)
 
 
 @click.command("status")

@@ -3,6 +3,7 @@
 Asks torch about cards only, and about a CPU where the system does not list its flags: importing it costs a second.
 """
 
+import os
 import platform
 from functools import lru_cache
 from pathlib import Path
@@ -44,6 +45,15 @@ def this_device(kind: str, asked_by: object = "recipe", advice: str = BUILD_FOR_
         )
     major, minor = torch.cuda.get_device_capability()
     return Device(type="cuda", name=torch.cuda.get_device_name(), compute_capability=f"{major}.{minor}")
+
+
+def visible_cards() -> list[str]:
+    """The cards that this process may use, by the names that CUDA_VISIBLE_DEVICES takes. Starts nothing on them."""
+    import torch
+
+    count = torch.cuda.device_count()
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return [str(card) for card in range(count)] if chosen is None else chosen.split(",")[:count]
 
 
 @lru_cache(maxsize=1)

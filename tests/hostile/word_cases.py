@@ -299,8 +299,10 @@ FACTS: dict[str, dict[str, Any]] = {
     # 5: resume
     "derivation.Unfinished": {"path": "out", "problem": "3 of 10 shards are committed"},
     "job.OtherJob": {"path": "out", "field": "states.dtype", "found": "float16", "expected": "float32"},
+    "runners.workers.TooManyWorkers": {"workers": 4, "cards": 2, "advice": "Start one worker a card."},
     # 6: shards that failed
-    "runners.local.SomeShardsFailed": {
+    "runners.workers.WorkersDied": {"path": "out", "details": "shard 3: worker 0 died (signal 9)"},
+    "runners.summary.SomeShardsFailed": {
         "path": "out",
         "failed": 1,
         "shards": 10,
@@ -344,7 +346,7 @@ FACTS: dict[str, dict[str, Any]] = {
     "store.DiskFull": {"path": "out", "problem": "No space left on device", "free": 0},
     "tuning.search.NoPassFits": {"checkpoint": "checkpoint", "budget": 128, "device": "this machine"},
     # 130: interrupted
-    "runners.local.StopRequested": {"committed": "3 of 10", "path": "out"},
+    "runners.interrupts.StopRequested": {"committed": "3 of 10", "path": "out"},
 }
 
 

@@ -1,0 +1,150 @@
+"""One run of a job from opening to summary; who makes the shards in the middle is a function that is given.
+
+Nothing needed for correctness lives here, in a worker or in a queue: a shard is done when its commit record exists, so
+every runner may be killed at any moment, and they may be mixed on one output directory.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from extract.commits import Commit, committed_shards, read_commits
+from extract.completion import complete
+from extract.errors import ShardsFailed
+from extract.estimate import check_space, estimate
+from extract.job import JobDirectory, prepare, read_job
+from extract.jobs import Missing, OpenJob, open_job
+from extract.manifest import totals
+from extract.planning import Plan
+from extract.progress import Progress
+from extract.runners.interrupts import Interrupts, StopRequested, interruptible
+from extract.runners.summary import SomeShardsFailed, Summary, WorkerPart, first_reasons
+from extract.runners.todo import Todo
+from extract.spec import JobSpec
+from extract.storage import locate
+
+
+@dataclass(kw_only=True)
+class Made:
+    """What a runner did: the records that it won, and each worker's part where there are several."""
+
+    commits: list[Commit] = field(default_factory=list)
+    parts: tuple[WorkerPart, ...] = ()
+    error: ShardsFailed | None = None
+    """Why shards are missing, where that needs other words than the usual ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """A job, opened, with something left to do."""
+
+    job: OpenJob
+    directory: JobDirectory
+    todo: Todo
+    progress: Progress
+    interrupts: Interrupts
+
+    @property
+    def plan(self) -> Plan:
+        """Of the job."""
+        return self.job.plan
+
+    @contextmanager
+    def making(self) -> Iterator[None]:
+        """While shards are made: progress is shown, and the first signal asks for a clean stop."""
+        with self.interrupts.gentle(), self.progress:
+            yield
+
+
+def run_job(spec: JobSpec, progress: Progress | None, make: Callable[[Session], Made]) -> Summary:
+    """Open a job, let `make` make what is missing, and write the manifest.
+
+    Raises:
+        ResumeRefused: the output directory belongs to another job.
+        OutOfSpace: the disk is full or below the reserve.
+        Interrupted: SIGINT or SIGTERM.
+        ShardsFailed: the rest is done, but some shards could not be made.
+    """
+    with opened(spec, progress) as session:
+        return _run(session, make)
+
+
+@contextmanager
+def opened(spec: JobSpec, progress: Progress | None) -> Iterator[Session]:
+    """Open a job and its output directory; a signal becomes `StopRequested`."""
+    if spec.output is None:
+        raise Missing(what="output directory", key='output = "DIRECTORY"', option="-o DIRECTORY")
+    directory = JobDirectory(locate(spec.output))
+    if progress is None:
+        progress = Progress(quiet=True)
+    progress.say("reading the layout of the source")
+    with interruptible() as interrupts:
+        try:
+            job = open_job(spec)
+            try:
+                prepare(directory.root, job.plan.record)
+                todo = Todo(job.plan, directory, committed_shards(directory.commits))
+                yield Session(job=job, directory=directory, todo=todo, progress=progress, interrupts=interrupts)
+            finally:
+                job.source.close()
+        except KeyboardInterrupt:
+            raise StopRequested(committed=_count(directory), path=directory.root) from None
+
+
+def _run(session: Session, make: Callable[[Session], Made]) -> Summary:
+    started = time.perf_counter()
+    directory, todo, plan = session.directory, session.todo, session.plan
+    known = read_commits(directory.commits)
+    todo.done.update(commit.shard for commit in known)
+    before = len(known)
+    if todo.is_empty():
+        return _summary(session, complete(directory, known), before, Made(), started)
+    check_room(session, known)
+    made = make(session)
+    if todo.failed:
+        raise made.error or SomeShardsFailed(
+            path=directory.root,
+            failed=len(todo.failed),
+            shards=plan.num_shards or "all",
+            details=first_reasons(todo.failed),
+        )
+    return _summary(session, complete(directory, [*known, *made.commits]), before, made, started)
+
+
+def check_room(session: Session, known: list[Commit]) -> None:
+    """Refuse a job that will not fit on the disk, and tell the progress how many rows there are.
+
+    Raises:
+        OutOfSpace: what is missing would leave less than the reserve.
+    """
+    plan = session.plan
+    found = estimate(plan, session.job.source, session.job.tokenizer, session.directory.root)
+    check_space(found, plan, session.directory.root, sum(commit.num_bytes for commit in known))
+    rows_before = sum(commit.num_rows for commit in known) if plan.num_rows is not None else 0
+    session.progress.expect(plan.num_rows, rows_before)
+
+
+def _count(directory: JobDirectory) -> str:
+    """How many shards are committed, such as 3 of 10, or 3 where nobody knows of how many."""
+    committed = len(committed_shards(directory.commits))
+    total = read_job(directory.root).num_shards if directory.job_file.is_file() else None
+    return f"{committed:,}" if total is None else f"{committed:,} of {total:,}"
+
+
+def _summary(session: Session, commits: list[Commit], before: int, made: Made, started: float) -> Summary:
+    progress = session.progress
+    return Summary(
+        path=str(session.directory.root),
+        job=session.plan.record.job_id,
+        complete=True,
+        num_shards_total=session.plan.num_shards or len(commits),
+        num_shards_made=len(made.commits),
+        num_shards_before=before,
+        totals=totals(commits),
+        tokens_computed=progress.tokens,
+        seconds=round(time.perf_counter() - started, 3),
+        tokens_per_s=round(progress.tokens_per_s, 1) if made.commits else 0.0,
+        stage_shares={stage: round(share, 4) for stage, share in progress.shares().items()} if made.commits else {},
+        workers=made.parts,
+    )

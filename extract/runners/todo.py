@@ -1,0 +1,69 @@
+"""Which shards of a job are left, in order; for a stream, until a commit says that the source ended."""
+
+from collections.abc import Iterable, Iterator
+
+from extract.commits import Commit, commit_path, read_commit
+from extract.job import JobDirectory
+from extract.planning import Plan
+
+MAX_ATTEMPTS = 2
+"""Of a shard that raises: the second failure is final for this run."""
+
+
+class Todo:
+    """Shards neither done, nor failed, nor left to somebody else.
+
+    Attributes:
+        done: committed, by whomever.
+        failed: broke too often in this run, with the last reason.
+        left_out: not for this process to touch: another one tries them alone.
+    """
+
+    def __init__(self, plan: Plan, directory: JobDirectory, done: set[int]) -> None:
+        self.plan, self.done = plan, done
+        self.failed: dict[int, str] = {}
+        self.left_out: frozenset[int] = frozenset()
+        self._attempts: dict[int, int] = {}
+        self._last: int | None = None
+        if plan.num_shards is not None:
+            self._last = plan.num_shards - 1
+        else:
+            for shard in sorted(done, reverse=True)[:1]:
+                self.note(read_commit(commit_path(directory.commits, shard)))
+
+    def note(self, commit: Commit) -> None:
+        """A shard is committed."""
+        self.done.add(commit.shard)
+        if self.plan.num_shards is None:
+            if commit.last:
+                self._last = commit.shard
+            elif self._last is not None and commit.shard >= self._last:  # it is full: the end may be right behind it
+                self._last = None
+
+    def note_end_before(self, shard: int) -> None:
+        """A stream has no row of this shard; the shards before it will tell whether it is needed to say so."""
+        self._last = shard - 1 if self._last is None else min(self._last, shard - 1)
+
+    def left(self, among: Iterable[int] | None = None) -> Iterator[int]:
+        """Shards that are still to be made; `among` these, if they are given."""
+        for shard in self._all() if among is None else among:
+            if shard not in self.done and shard not in self.failed and shard not in self.left_out:
+                yield shard
+
+    def is_empty(self) -> bool:
+        """Nothing is left to do."""
+        return next(self.left(), None) is None
+
+    def broke(self, shard: int, reason: str, *, most: int = MAX_ATTEMPTS) -> bool:
+        """A shard broke; after `most` times it is left out, and this says True."""
+        self._attempts[shard] = self._attempts.get(shard, 0) + 1
+        if self._attempts[shard] < most:
+            return False
+        self.failed[shard] = reason
+        return True
+
+    def _all(self) -> Iterator[int]:
+        shard = 0
+        while self._last is None or shard <= self._last:
+            yield shard
+            shard += 1
