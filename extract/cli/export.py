@@ -1,4 +1,4 @@
-"""`extract export`."""
+"""`extract export`: an output as the files of other tools."""
 
 from pathlib import Path
 from typing import Any, get_args
