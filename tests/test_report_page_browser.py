@@ -28,7 +28,9 @@ HOSTILE = (
     "<!-- <b>bold</b> &lt;i&gt; %{x} {{ 7 * 7 }} {% endif %}",
     "Grüße 🙂 العربية \u202e right to left \u2028 line",
     "",
+    "&lt;script&gt;window.broken = 'entity'&lt;/script&gt; javascript:window.broken=1",
 )
+"""Eight, over seven rows of which some have no state: each of them is sampled at least once."""
 
 
 def texts(count: int) -> list[str]:
@@ -143,7 +145,7 @@ def test_pointing_at_a_row_shows_its_text_outcome_and_neighbours(page, browser):
 def test_no_text_of_the_data_runs_or_becomes_markup(page, browser):
     browser.open(page)
     rows = browser.run("JSON.parse(document.getElementById('facts').textContent).sample.rows")
-    assert {text for text in HOSTILE if text} <= {row["text"] for row in rows} | {HOSTILE[1], HOSTILE[4]}
+    assert all(any(row["text"].startswith(text) for row in rows) for text in HOSTILE)
     for own in rows:
         browser.move(*point(browser, own["row"]))
     assert browser.run("window.broken") is None
@@ -152,16 +154,16 @@ def test_no_text_of_the_data_runs_or_becomes_markup(page, browser):
     assert browser.run("document.querySelectorAll('main b, main i, main a').length") == 0
     assert shown(browser, "h1").startswith(HOSTILE[0])
     assert "<b>one&amp;.parquet" in shown(browser, "table")
-    assert "49" not in shown(browser, ".pairs") if browser.run("document.querySelector('.pairs li') !== null") else True
     assert browser.errors == []
     assert browser.requests == [page.resolve().as_uri()]
 
 
 def test_a_label_of_the_map_shows_markup_as_it_is_written(page, browser):
     browser.open(page)
-    browser.move(*point(browser, 0))
-    browser.until("document.querySelector('#chart-map .hoverlayer').textContent.includes('Row 0')")
-    assert "<script>window.broken" in shown(browser, "#chart-map .hoverlayer")
+    browser.move(*point(browser, 12))
+    browser.until("document.querySelector('#chart-map .hoverlayer').textContent.includes('Row 12')")
+    assert HOSTILE[4][:40] in shown(browser, "#chart-map .hoverlayer")
+    assert browser.run("document.querySelectorAll('#chart-map .hoverlayer a').length") == 0
 
 
 @pytest.mark.parametrize(
