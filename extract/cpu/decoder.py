@@ -27,6 +27,7 @@ from extract.cpu.kernels import (
 )
 from extract.cpu.mapped_weights import WeightsFile
 from extract.cpu.micro_batches import MicroBatch, PassPlan
+from extract.cpu.sign_flips import flip_signs
 from extract.cpu.weights import LayerWeights, embedding, final_norm, layer_tensors, layer_weights
 from extract.records import Int32
 
@@ -213,6 +214,8 @@ class PackedDecoder:
     def _pack(self, weights: WeightsFile, number: int) -> Layer:
         shape, kernels = self.architecture, self.kernels
         found, kind = layer_weights(weights, shape, number), shape.layers[number]
+        if kernels.precision == "int8":
+            found = flip_signs(found, shape, number)
         last = number == len(shape.layers) - 1
         layer = Layer(
             attention=_attention_shape(shape, kind),
