@@ -68,7 +68,7 @@ class LanceTarget(Target):
         reader = pa.RecordBatchReader.from_batches(schema, arrow())
         path = self.folder / FOLDER
         with clear_write_errors(path):
-            fragments = lance.fragment.write_fragments(reader, str(path), schema=schema)
+            fragments = lance.fragment.write_fragments(reader, str(path), schema=schema, mode="create")
         files = [f"{FOLDER}/data/{file.path}" for fragment in fragments for file in fragment.files]
         return Written(
             files=tuple(files), facts={"fragments": [json.loads(json.dumps(one.to_json())) for one in fragments]}

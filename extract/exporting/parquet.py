@@ -19,7 +19,7 @@ from extract.shards import schema as names
 from extract.shards.views import BatchView
 from extract.store import clear_write_errors
 
-ROW_GROUP_BYTES = 2**26
+ROW_GROUP_BYTES = 2**25
 """Of a row group before compression, if a single record batch is not larger."""
 
 
