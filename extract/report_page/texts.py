@@ -41,7 +41,7 @@ def texts_of(job: StoredJob, sampled: SampledStates) -> Texts:
     if job.spec.source.input != "input_ids":
         try:
             return Texts(texts=[shown(text, limit) for text in _from_source(job, sampled)], origin="source")
-        except ExtractError as error:
+        except (ExtractError, _NotHere) as error:
             note = str(error)
         except OSError as error:
             note = f"the source cannot be read ({error})"
@@ -51,15 +51,13 @@ def texts_of(job: StoredJob, sampled: SampledStates) -> Texts:
     try:
         decode = _decoder(job)
         return Texts(texts=[shown(decode(list(map(int, row))), limit) for row in ids], origin="ids", note=note)
-    except ExtractError as error:
+    except (ExtractError, _NotHere) as error:
         note = f"{note} {error}".strip()
     return Texts(texts=[_listed(row) for row in ids], origin="raw ids", note=note)
 
 
-class _NotHere(ExtractError):
-    """The source, or the tokenizer, cannot be used for texts."""
-
-    template = "{problem}."
+class _NotHere(Exception):
+    """Why the source, or the tokenizer, is not used for texts: said on the page, never raised to a caller."""
 
 
 def shown(text: str, limit: int) -> str:
@@ -72,7 +70,7 @@ def _from_source(job: StoredJob, sampled: SampledStates) -> list[str]:
     source = _open(job)
     try:
         if identity(source.layout().fingerprint) != identity(job.fingerprint):
-            raise _NotHere(problem="the source has changed since the job ran")
+            raise _NotHere("the source has changed since the job ran.")
         texts: list[str] = []
         before = -1
         for row in sampled.row.tolist():
@@ -89,12 +87,12 @@ def _from_source(job: StoredJob, sampled: SampledStates) -> list[str]:
 def _open(job: StoredJob) -> Source:
     spec, format = job.spec.source, job.fingerprint.get("format")
     if spec.streaming or any("://" in path for path in spec.paths):
-        raise _NotHere(problem="the source is not on this machine")
+        raise _NotHere("the source is not on this machine.")
     if (format == "hf" or spec.format == "hf") and not all(Path(path).is_dir() for path in spec.paths):
-        raise _NotHere(problem="the source is not on this machine")
+        raise _NotHere("the source is not on this machine.")
     size = sum(int(entry.get("size") or 0) for entry in job.fingerprint.get("files") or ())
     if format == "jsonl" and size > MAX_JSONL_BYTES:
-        raise _NotHere(problem=f"the source is {size:,} bytes of lines, which would have to be read whole")
+        raise _NotHere(f"the source is {size:,} bytes of lines, which would have to be read whole.")
     return open_source(spec, job.fingerprint)
 
 
@@ -122,13 +120,13 @@ def _decoder(job: StoredJob) -> Any:
     from extract.text.encoders import open_encoder
 
     if job.spec.engine is None:
-        raise _NotHere(problem="the job names no engine to decode ids with")
+        raise _NotHere("the job names no engine to decode ids with.")
     directory = Path(job.spec.engine)
     contract = read_contract(directory)
     if contract.engine_id != job.contract.get("engine_id"):
-        raise _NotHere(problem=f"{directory} is another engine than the one that made the output")
+        raise _NotHere(f"{directory} is another engine than the one that made the output.")
     if contract.tokenizer.kind == "none":
-        raise _NotHere(problem="the engine has no tokenizer to decode ids with")
+        raise _NotHere("the engine has no tokenizer to decode ids with.")
     return open_encoder(directory, contract.tokenizer, split_special_tokens=False).decode
 
 

@@ -29,6 +29,8 @@ COMMANDS: dict[str, str] = {
     "text.tokens.DoesNotApply": PLAN + "rows.parquet --column ids --input input_ids --prefix x",
     "text.tokens.NoRoom": PLAN + "rows.parquet --max-input-tokens 1",
     "sample.SampleExists": "sample -o rows.parquet",
+    "report_page.page.NotOurPage": "report out -o rows.parquet",
+    "report_page.page.PageUnwritable": "report out -o nothing",
     "engine.builder.OutputExists": "build checkpoint -o engine",
     "tuning.plot.NoPictureFormat": "tune checkpoint -o new.toml --plot curve.jpg",
     # 3: source
