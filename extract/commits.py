@@ -11,12 +11,15 @@ import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from extract.canonical import canonical_json
 from extract.errors import ExtractError, VerificationFailed
 from extract.settings import parse
+from extract.storage import ObjectPath, Place
 from extract.store import create_once
+
+PlaceT = TypeVar("PlaceT", Path, ObjectPath, Place)
 
 MAX_RECORD_BYTES = 1 << 20
 _USUAL_BYTES = 1 << 14
@@ -75,12 +78,12 @@ def shard_name(shard: int) -> str:
     return f"shard-{shard:05d}"
 
 
-def commit_path(commits: Path, shard: int) -> Path:
+def commit_path(commits: PlaceT, shard: int) -> PlaceT:
     """Where a shard's record lies."""
     return commits / f"{shard_name(shard)}.json"
 
 
-def write_commit(commits: Path, commit: Commit) -> bool:
+def write_commit(commits: Place, commit: Commit) -> bool:
     """Create the record; False if another worker's was there first."""
     return create_once(commit_path(commits, commit.shard), record_bytes(commit))
 
@@ -91,17 +94,26 @@ def record_bytes(commit: Commit) -> bytes:
     return body[:-1] + _CHECK % _digest(body)
 
 
-def read_commit(path: Path) -> Commit:
+def read_commit(path: Place) -> Commit:
     """Read one record.
 
     Raises:
         BadRecord: not JSON, unknown or missing fields, absurd size, or a data name that points elsewhere.
     """
+    if isinstance(path, ObjectPath):
+        return _parse(str(path), _object_bytes(path), {})
     return _read(str(path), {})
 
 
+def _object_bytes(path: ObjectPath) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise _bad(str(path), "no such object") from None
+
+
 def _read(path: str, workers: dict[str, dict[str, Any]]) -> Commit:
-    """Read one record; equal `worker` tables of several records become one object by way of `workers`."""
+    """Read one record of a directory; see `_parse`."""
     try:
         with open(path, "rb") as file:  # noqa: PTH123  (100,000 of them: no Path for each)
             raw = file.read(_USUAL_BYTES)
@@ -109,10 +121,18 @@ def _read(path: str, workers: dict[str, dict[str, Any]]) -> Commit:
                 raw += file.read(MAX_RECORD_BYTES)
         if len(raw) > MAX_RECORD_BYTES:
             raise _bad(path, f"{os.stat(path).st_size:,} bytes, absurdly many for a record")  # noqa: PTH116
+    except OSError as error:
+        raise _bad(path, f"cannot be read ({error})") from None
+    return _parse(path, raw, workers)
+
+
+def _parse(path: str, raw: bytes, workers: dict[str, dict[str, Any]]) -> Commit:
+    """Understand one record; equal `worker` tables of several records become one object by way of `workers`."""
+    try:
         table = json.loads(raw)
         check = table.pop("check", None) if isinstance(table, dict) else None
         commit = parse(Commit, table, path)
-    except (OSError, ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise _bad(path, f"cannot be read ({error})") from None
     except BadRecord:
         raise
@@ -132,7 +152,7 @@ def _read(path: str, workers: dict[str, dict[str, Any]]) -> Commit:
 
 
 def _bad(path: str, problem: str) -> BadRecord:
-    return BadRecord(path=path, problem=problem, job=Path(path).parent.parent)
+    return BadRecord(path=path, problem=problem, job=os.path.dirname(os.path.dirname(path)) or ".")  # noqa: PTH120
 
 
 _CHECK = b',"check":"%b"}\n'
@@ -149,19 +169,26 @@ def _is_as_written(raw: bytes, check: object) -> bool:
     return raw[-_CHECK_BYTES:] == _CHECK % digest and check == digest.decode()
 
 
-def committed_shards(commits: Path) -> set[int]:
+def committed_shards(commits: Place) -> set[int]:
     """Numbers of the shards that are done, from one listing and no reads."""
     try:
-        names = os.listdir(commits)  # noqa: PTH208
+        names = commits.names() if isinstance(commits, ObjectPath) else os.listdir(commits)  # noqa: PTH208
     except (FileNotFoundError, NotADirectoryError):
         return set()
     return {int(found[1]) for name in names if (found := RECORD_NAME.fullmatch(name))}
 
 
-def read_commits(commits: Path, known: Iterable[Commit] = ()) -> list[Commit]:
+def read_commits(commits: Place, known: Iterable[Commit] = ()) -> list[Commit]:
     """All records, by shard number; those of `known` are not read again, for a record never changes."""
     folder, workers = str(commits), dict[str, dict[str, Any]]()
     before = {commit.shard: commit for commit in known}
+    if isinstance(commits, ObjectPath):  # a request each: many at a time
+        missing = [shard for shard in sorted(committed_shards(commits)) if shard not in before]
+        names = [f"{shard_name(shard)}.json" for shard in missing]
+        for name, raw in zip(names, commits.read_all(names), strict=True):
+            commit = _parse(f"{folder}/{name}", raw, workers)
+            before[commit.shard] = commit
+        return [before[shard] for shard in sorted(before)]
     return [
         before.get(shard) or _read(f"{folder}/{shard_name(shard)}.json", workers)
         for shard in sorted(committed_shards(commits))

@@ -14,6 +14,7 @@ from extract.claims import Claims
 from extract.commits import Commit, read_commits
 from extract.job import JobDirectory, read_job
 from extract.manifest import finalize
+from extract.storage import ObjectPath, Place
 from extract.store import clear_write_errors, sync_directory
 
 ABANDONED_S = 3600.0
@@ -57,18 +58,26 @@ def complete(directory: JobDirectory, known: Iterable[Commit] = ()) -> list[Comm
     return commits
 
 
-def leftovers(directory: JobDirectory, commits: list[Commit]) -> list[Path]:
+def leftovers(directory: JobDirectory, commits: list[Commit]) -> list[Place]:
     """Files of a complete job that no record names. Only names that `extract` gives are looked at."""
     known = {commit.data for commit in commits}
     return [
-        *(path for name in ("job", "manifest") for path in directory.root.glob(f".{name}.json.*")),
-        *directory.commits.glob(".shard-*.json.*"),
+        *_half_written(directory),
         *directory.tmp.glob("shard-*"),
         *(path for path in directory.data.glob("shard-*.arrow") if path.name not in known),
     ]
 
 
-def _written_after(path: Path, moment: float) -> bool:
+def _half_written(directory: JobDirectory) -> list[Path]:
+    """Temporary names beside those that they were to become; an object store has none."""
+    root, commits = directory.root, directory.commits
+    if isinstance(root, ObjectPath) or isinstance(commits, ObjectPath):
+        return []
+    beside_job = [path for name in ("job", "manifest") for path in root.glob(f".{name}.json.*")]
+    return [*beside_job, *commits.glob(".shard-*.json.*")]
+
+
+def _written_after(path: Place, moment: float) -> bool:
     try:
         return path.stat().st_mtime > moment
     except FileNotFoundError:

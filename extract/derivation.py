@@ -10,7 +10,6 @@ import secrets
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,6 +32,7 @@ from extract.shards.schema import output_schema
 from extract.shards.sink import ShardFacts, ShardWriter
 from extract.shards.views import BatchView
 from extract.spec import Compression, OutputKind, StatesSpec, ValueType
+from extract.storage import Place
 from extract.store import clear_write_errors
 
 POLL_S = 0.5
@@ -111,7 +111,7 @@ class Recast:
             yield BatchView(record_batch(part, rows, source, positions, self.spec, self.schema), self.spec)
 
 
-def derive(root: Path, target: Path, change: Change, progress: Progress | None = None) -> Derived:
+def derive(root: Place, target: Place, change: Change, progress: Progress | None = None) -> Derived:
     """Write `target` from the finished output `root`; or go on with it.
 
     Raises:

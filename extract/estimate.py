@@ -21,9 +21,12 @@ from extract.records import NOT_COUNTED, OUTCOMES, Int32, Outcome, TokenRows
 from extract.shards.sink import ShardWriter
 from extract.shards.values import value_type
 from extract.sources import Source
+from extract.storage import ObjectPath, Place, scratch_folder
 from extract.store import free_bytes
 from extract.text.tokens import Example, RowTokenizer
 
+SHARDS_AT_ONCE = 2
+"""Of a process that writes to an object store, on the local disk: one written, one on its way."""
 NUM_BLOCKS = 32
 BLOCK_ROWS = 64
 STREAM_ROWS = 1024
@@ -78,7 +81,7 @@ class Estimate:
         return asdict(self)
 
 
-def estimate(plan: Plan, source: Source, tokenizer: RowTokenizer, output: Path | None) -> Estimate:
+def estimate(plan: Plan, source: Source, tokenizer: RowTokenizer, output: Place | None) -> Estimate:
     """Read and tokenise a sample of the job's rows and scale it up.
 
     Raises:
@@ -110,13 +113,16 @@ def estimate(plan: Plan, source: Source, tokenizer: RowTokenizer, output: Path |
     )
 
 
-def check_space(found: Estimate, plan: Plan, output: Path, done_bytes: int = 0) -> None:
-    """Refuse a job that will not fit on the disk.
+def check_space(found: Estimate, plan: Plan, output: Place, done_bytes: int = 0) -> None:
+    """Refuse a job that will not fit on the disk; of one that goes to an object store, a few shards lie there.
 
     Raises:
         DiskTooSmall: what is still to write and the reserve exceed what is free.
     """
     needed, reserve = max(0, found.num_bytes - done_bytes), plan.spec.states.reserve_bytes
+    if isinstance(output, ObjectPath):
+        needed = min(needed, SHARDS_AT_ONCE * found.num_bytes // max(1, found.num_shards or 1))
+        output = scratch_folder(output)
     if needed + reserve > found.free_bytes:
         raise DiskTooSmall(path=output, needed=needed, reserve=reserve, free=found.free_bytes)
 

@@ -1,7 +1,6 @@
 """What an output directory holds, for `extract inspect`."""
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from extract.engine.contract import CONTRACT_FILE
@@ -9,6 +8,7 @@ from extract.errors import SpecError
 from extract.job import JobDirectory
 from extract.output import open_output
 from extract.shards.schema import METADATA_PREFIX
+from extract.storage import Place
 
 SHOWN_VALUES = 6
 
@@ -38,7 +38,7 @@ class Inspection:
         return asdict(self)
 
 
-def holds_engine(path: Path) -> bool:
+def holds_engine(path: Place) -> bool:
     """Whether an engine lies there (else an output does).
 
     Raises:
@@ -50,7 +50,7 @@ def holds_engine(path: Path) -> bool:
     return engine
 
 
-def inspect_output(path: Path, row: int | None = None) -> Inspection:
+def inspect_output(path: Place, row: int | None = None) -> Inspection:
     """Read `job.json`, the commit records and, if asked, one row.
 
     Raises:

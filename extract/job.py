@@ -1,5 +1,8 @@
 """The output directory of a job: `job.json` written once, and the names of everything beside it.
 
+In an object store all of it lies under one prefix, but for `tmp/` and `.claims`: shards are written here first, and
+processes of this machine share the work. Across machines only the commit record decides.
+
 job.json    the resolved spec, its identity, the source as planned, the engine's id; never changed
 data/       shard files, named by their content
 commits/    one record a finished shard
@@ -24,6 +27,7 @@ from extract.records import Int64
 from extract.selection import Selection, parse_selection
 from extract.settings import parse
 from extract.spec import JobSpec, as_table
+from extract.storage import ObjectPath, Place, make_scratch_folder, scratch_folder
 from extract.store import clear_write_errors, create_once, make_directory, sync_directory
 
 FORMAT = "extract-job"
@@ -57,35 +61,40 @@ class OtherJob(ResumeRefused):
 class JobDirectory:
     """Names inside one output directory."""
 
-    root: Path
+    root: Place
 
     @property
-    def job_file(self) -> Path:
+    def scratch(self) -> Path:
+        """The local directory that `tmp` and `claims` lie in."""
+        return scratch_folder(self.root) if isinstance(self.root, ObjectPath) else self.root
+
+    @property
+    def job_file(self) -> Place:
         """`job.json`."""
         return self.root / "job.json"
 
     @property
-    def data(self) -> Path:
+    def data(self) -> Place:
         """Shard files."""
         return self.root / "data"
 
     @property
-    def commits(self) -> Path:
+    def commits(self) -> Place:
         """Commit records."""
         return self.root / "commits"
 
     @property
     def tmp(self) -> Path:
         """Shards being written."""
-        return self.root / "tmp"
+        return self.scratch / "tmp"
 
     @property
     def claims(self) -> Path:
         """File whose bytes are locked by the workers."""
-        return self.root / ".claims"
+        return self.scratch / ".claims"
 
     @property
-    def manifest(self) -> Path:
+    def manifest(self) -> Place:
         """`manifest.json`."""
         return self.root / "manifest.json"
 
@@ -162,14 +171,18 @@ def job_id(identity: dict[str, Any]) -> str:
     return digest(identity)[:16]
 
 
-def prepare(root: Path, record: JobRecord) -> JobDirectory:
+def prepare(root: Place, record: JobRecord) -> JobDirectory:
     """Create the output directory for a job, or check that it holds the same one.
 
     Raises:
         OtherJob: it holds another one; the message names the first field that differs.
         ForeignDirectory: it holds something else.
+        NoConditionalWrites: an object store that would let two workers commit one shard.
     """
     directory = JobDirectory(root)
+    if isinstance(root, ObjectPath):
+        _prepare_objects(root, directory, record)
+        return directory
     if not directory.job_file.exists():
         with clear_write_errors(root):
             others = [path for path in root.iterdir() if not path.name.startswith(".")] if root.is_dir() else []
@@ -185,7 +198,19 @@ def prepare(root: Path, record: JobRecord) -> JobDirectory:
     return directory
 
 
-def read_job(root: Path) -> StoredJob:
+def _prepare_objects(root: ObjectPath, directory: JobDirectory, record: JobRecord) -> None:
+    """Create `job.json` once; the store proves first that it can do that, unless there is nothing left to write."""
+    if not directory.manifest.exists():
+        root.probe()
+    if not directory.job_file.exists():
+        if next(root.iterdir(), None) is not None and not directory.job_file.exists():
+            raise ForeignDirectory(path=root)
+        create_once(directory.job_file, _job_json(record))
+    check_same(read_job(root), record)
+    make_scratch_folder(root)
+
+
+def read_job(root: Place) -> StoredJob:
     """Read `job.json`.
 
     Raises:
@@ -193,7 +218,7 @@ def read_job(root: Path) -> StoredJob:
     """
     directory = JobDirectory(root)
     path = directory.job_file
-    if not root.is_dir():
+    if isinstance(root, Path) and not root.is_dir():
         raise NotAJob(path=root, problem="no such directory")
     if not path.is_file():
         raise NotAJob(path=root, problem="it holds no job.json")

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from extract.engine.contract import read_contract
+from extract.engine.fetching import local_engine
 from extract.errors import ExtractError, SpecError
 from extract.estimate import Estimate, check_space, estimate
 from extract.job import check_same, read_job
 from extract.planning import Plan, make_plan
 from extract.sources import Source, open_source
 from extract.spec import JobSpec, as_table
+from extract.storage import Place, locate
 from extract.text.tokens import RowTokenizer, open_tokenizer
 
 
@@ -29,7 +31,7 @@ class OpenJob:
     source: Source
     tokenizer: RowTokenizer
     engine: Path
-    output: Path | None
+    output: Place | None
 
 
 def open_job(spec: JobSpec) -> OpenJob:
@@ -40,7 +42,7 @@ def open_job(spec: JobSpec) -> OpenJob:
     """
     if spec.engine is None:
         raise Missing(what="engine", key='engine = "DIRECTORY"', option="--engine DIRECTORY")
-    engine = Path(spec.engine)
+    engine = local_engine(spec.engine)
     contract = read_contract(engine)
     known = _known_fingerprint(spec)
     source = open_source(spec.source, known)
@@ -57,7 +59,7 @@ def open_job(spec: JobSpec) -> OpenJob:
     except BaseException:
         source.close()
         raise
-    output = Path(spec.output) if spec.output is not None else None
+    output = locate(spec.output) if spec.output is not None else None
     return OpenJob(plan=plan, source=source, tokenizer=tokenizer, engine=engine, output=output)
 
 
@@ -117,10 +119,10 @@ def plan(spec: JobSpec) -> PlannedJob:
 
 def _known_fingerprint(spec: JobSpec) -> dict[str, Any] | None:
     """What an earlier run of this output directory knows of the source, so that it need not be hashed again."""
-    if spec.output is None or not (Path(spec.output) / "job.json").is_file():
+    if spec.output is None or not (locate(spec.output) / "job.json").is_file():
         return None
     try:
-        return read_job(Path(spec.output)).fingerprint
+        return read_job(locate(spec.output)).fingerprint
     except ExtractError:
         return None
 
@@ -129,7 +131,7 @@ def _with_shard_size(spec: JobSpec) -> JobSpec:
     """An earlier run's shard size where none is asked for: a later version's default must not refuse a resume."""
     if spec.states.rows_per_shard is not None or spec.output is None:
         return spec
-    if not (Path(spec.output) / "job.json").is_file():
+    if not (locate(spec.output) / "job.json").is_file():
         return spec
-    stored = read_job(Path(spec.output))
+    stored = read_job(locate(spec.output))
     return replace(spec, states=replace(spec.states, rows_per_shard=stored.rows_per_shard))

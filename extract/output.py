@@ -8,7 +8,6 @@ batches are decoded one at a time; uncompressed ones are views of the mapped fil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -23,6 +22,8 @@ from extract.shards.shard_file import ShardFile
 from extract.shards.values import Float32
 from extract.shards.views import BatchView
 from extract.spec import OutputKind, StatesSpec, ValueType
+from extract.storage import ObjectPath, Place, locate
+from extract.storage.arrow_files import arrow_filesystem
 
 
 class NoSuchRow(SpecError, IndexError):
@@ -54,13 +55,13 @@ class Row:
     columns: dict[str, Any]
 
 
-def open_output(path: str | Path) -> "Output":
-    """Open an output directory, finished or not.
+def open_output(path: str | Place) -> "Output":
+    """Open an output directory, or its address in an object store, finished or not.
 
     Raises:
         NotAJob: it is none.
     """
-    return Output(read_job(Path(path)))
+    return Output(read_job(locate(path)))
 
 
 class Output:
@@ -161,7 +162,12 @@ class Output:
 
     def dataset(self) -> "pyarrow.dataset.Dataset":
         """All finished shards as a pyarrow dataset: scanned lazily, filtered and projected; states as stored."""
-        files = [str(self.job.directory.data / commit.data) for commit in self.shards]
+        data = self.job.directory.data
+        if isinstance(data, ObjectPath):
+            bucket = data.bucket.url.partition("://")[2]
+            keys = [f"{bucket}/{(data / commit.data).key}" for commit in self.shards]
+            return pyarrow.dataset.dataset(keys, format="ipc", schema=self.schema, filesystem=arrow_filesystem(data))
+        files = [str(data / commit.data) for commit in self.shards]
         return pyarrow.dataset.dataset(files, format="ipc", schema=self.schema)
 
     def table(self, columns: Sequence[str] | None = None, *, decoded: bool = False) -> pa.Table:

@@ -16,6 +16,7 @@ import numpy as np
 
 from extract.commits import Commit
 from extract.engine.contract import CONTRACT_FILE, Contract, Runtime, check_files, read_contract
+from extract.engine.fetching import local_engine
 from extract.engine.probe import relative_error
 from extract.engine.replay import states_of
 from extract.engine.runtimes import load_runtime
@@ -26,6 +27,7 @@ from extract.problems import Problem
 from extract.records import STATELESS
 from extract.shards.values import Float32, unit_length, value_type
 from extract.sources import identity, open_source
+from extract.storage import Place
 from extract.text.tokens import open_tokenizer
 
 if TYPE_CHECKING:
@@ -78,7 +80,7 @@ class Recomputed:
 
 
 def recompute_rows(
-    job: StoredJob, commits: list[Commit], count: int, engine: Path | None, reference: str | Path | None = None
+    job: StoredJob, commits: list[Commit], count: int, engine: Place | None, reference: str | Path | None = None
 ) -> Recomputed:
     """Compare `count` rows, spread evenly over the output; see `Recomputed`.
 
@@ -92,7 +94,7 @@ def recompute_rows(
     Raises:
         EngineRefused: the engine is gone, changed, or another one; or it holds no plain model.
     """
-    directory = engine if engine is not None else Path(job.spec.engine or "")
+    directory = local_engine(engine if engine is not None else job.spec.engine or "")
     contract = read_contract(directory)
     if contract.engine_id != job.contract["engine_id"]:
         expected = job.contract["engine_id"][:16]

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from extract.output import Output
 from extract.records import Int64
 from extract.selection import format_selection, parse_selection
 from extract.spec import JobSpec
+from extract.storage import Place
 
 
 class NothingChosen(SpecError):
@@ -22,8 +22,8 @@ class NothingChosen(SpecError):
 
 
 def respec(
-    root: Path,
-    target: Path,
+    root: Place,
+    target: Place,
     *,
     shards: str | None = None,
     rows: str | None = None,

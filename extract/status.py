@@ -1,12 +1,12 @@
 """How far a job is, from one listing and its commit records. Reads no data files and needs no engine."""
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from extract.commits import read_commits
 from extract.job import read_job
 from extract.manifest import Totals, tiling_problem, totals
+from extract.storage import Place
 from extract.store import free_bytes
 
 
@@ -37,7 +37,7 @@ class Status:
         return asdict(self)
 
 
-def status(root: Path) -> Status:
+def status(root: Place) -> Status:
     """The state of an output directory.
 
     Raises:

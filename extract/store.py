@@ -1,7 +1,8 @@
-"""The commit protocol on a file system: publish data under a name made from its content, then create its record once.
+"""The commit protocol: publish data under a name made from its content, then create its record once.
 
-A shard is done when its record exists. The record is created by a hard link, which fails when the name is there, so of
-any number of racing workers exactly one wins, and nothing that was recorded is ever changed. Knows nothing of Arrow.
+A shard is done when its record exists. On a file system the record is created by a hard link, which fails when the name
+is there; in an object store by one conditional write. So of any number of racing workers exactly one wins, and nothing
+that was recorded is ever changed. Knows nothing of Arrow.
 """
 
 import errno
@@ -13,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from extract.errors import ExtractError, OutOfSpace
+from extract.storage import ObjectPath, Place, scratch_folder
 
 NO_SPACE = {
     errno.ENOSPC: "no space left",
@@ -47,8 +49,8 @@ class NoHardLinks(ExtractError):
 
 
 @contextmanager
-def clear_write_errors(path: Path) -> Iterator[None]:
-    """Turn what the operating system says about a failed write into one of our errors."""
+def clear_write_errors(path: Place) -> Iterator[None]:
+    """Turn what the operating system says about a failed write into one of our errors; stores speak for themselves."""
     try:
         yield
     except OSError as error:
@@ -57,15 +59,22 @@ def clear_write_errors(path: Path) -> Iterator[None]:
         raise CannotWrite(path=path, problem=error.strerror or error) from error
 
 
-def free_bytes(path: Path) -> int:
-    """Bytes that may still be written where `path` lies (or its nearest parent that exists)."""
+def free_bytes(path: Place) -> int:
+    """Bytes that may still be written where `path` lies (or its nearest parent that exists).
+
+    An object store does not say; there it is what the temporary files of its shards may take.
+    """
+    if isinstance(path, ObjectPath):
+        path = scratch_folder(path)
     while not path.exists() and path != path.parent:
         path = path.parent
     return shutil.disk_usage(path).free
 
 
-def sync_directory(path: Path) -> None:
-    """Make the names in a directory survive a power failure."""
+def sync_directory(path: Place) -> None:
+    """Make the names in a directory survive a power failure; a store's answer says that they do."""
+    if isinstance(path, ObjectPath):
+        return
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
@@ -88,13 +97,15 @@ def make_directory(path: Path) -> None:
         sync_directory(directory.parent)
 
 
-def create_once(path: Path, content: bytes) -> bool:
+def create_once(path: Place, content: bytes) -> bool:
     """Create `path` holding `content`, whole and durable, if the name is free.
 
     Returns:
-        True if this call created it, False if it was there; what was there is never touched. On a network file system
-        a repeated request can say False of a name that this very call created: who cares compares the content.
+        True if this call created it, False if it was there; what was there is never touched. Over a network a repeated
+        request can say False of a name that this very call created: who cares compares the content.
     """
+    if isinstance(path, ObjectPath):
+        return path.create(content)
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
     with clear_write_errors(path):
         try:
@@ -120,8 +131,11 @@ def create_once(path: Path, content: bytes) -> bool:
     return True
 
 
-def replace_file(path: Path, content: bytes) -> None:
+def replace_file(path: Place, content: bytes) -> None:
     """Write `path` whole and durable, in place of what was there (only for files that can be derived again)."""
+    if isinstance(path, ObjectPath):
+        path.replace(content)
+        return
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
     with clear_write_errors(path):
         try:
@@ -135,8 +149,21 @@ def replace_file(path: Path, content: bytes) -> None:
         sync_directory(path.parent)
 
 
-def publish(temporary: Path, path: Path) -> None:
+def move_aside(path: Place, target: Place) -> None:
+    """Give a file another name of the same directory or store."""
+    if isinstance(path, ObjectPath):
+        assert isinstance(target, ObjectPath)  # both lie in one output
+        path.rename(target)
+    else:
+        path.rename(str(target))
+
+
+def publish(temporary: Path, path: Place) -> None:
     """Give a finished, synced temporary file its name, which is made from its content: replacing changes nothing."""
+    if isinstance(path, ObjectPath):
+        path.publish(temporary)
+        temporary.unlink(missing_ok=True)
+        return
     with clear_write_errors(path):
         temporary.rename(path)
         sync_directory(path.parent)

@@ -25,7 +25,9 @@ from extract.recomputation import Recomputed, recompute_rows
 from extract.records import OUTCOMES, STATELESS
 from extract.shards import schema as names
 from extract.shards.shard_file import ShardFile
-from extract.store import clear_write_errors, sync_directory
+from extract.storage import ObjectPath, Place
+from extract.storage.local_copies import DamagedObject, local_copy
+from extract.store import clear_write_errors, move_aside, sync_directory
 
 
 class BadShards(VerificationFailed):
@@ -66,11 +68,11 @@ class Verification:
 
 
 def verify(
-    root: Path,
+    root: Place,
     *,
     recompute: int = 0,
     repair: bool = False,
-    engine: Path | None = None,
+    engine: Place | None = None,
     reference: str | Path | None = None,
     say: Callable[[str], None] = lambda message: None,
 ) -> Verification:
@@ -144,6 +146,8 @@ def shard_problems(job: StoredJob, commit: Commit) -> list[str]:
     path = job.directory.data / commit.data
     if path.is_symlink() or not path.is_file():
         return [f"data/{commit.data} is missing"]
+    if isinstance(path, ObjectPath):
+        return _object_problems(job, commit, path)
     size = path.stat().st_size
     if size != commit.num_bytes:
         return [f"data/{commit.data} has {size:,} bytes, {commit.num_bytes:,} were written"]
@@ -152,6 +156,16 @@ def shard_problems(job: StoredJob, commit: Commit) -> list[str]:
         return [f"data/{commit.data} has sha256 {found[:12]}, {commit.sha256[:12]} was written"]
     try:
         return _content_problems(job, commit, path)
+    except (pa.ArrowInvalid, OSError) as error:
+        return [f"data/{commit.data} does not read as Arrow: {error}"]
+
+
+def _object_problems(job: StoredJob, commit: Commit, path: ObjectPath) -> list[str]:
+    """What is wrong with a shard in an object store, fetched anew and hashed as it comes."""
+    try:
+        return _content_problems(job, commit, local_copy(path, commit.sha256, commit.num_bytes, again=True))
+    except DamagedObject as error:
+        return [f"data/{commit.data} has {error.facts['problem']}"]
     except (pa.ArrowInvalid, OSError) as error:
         return [f"data/{commit.data} does not read as Arrow: {error}"]
 
@@ -250,18 +264,18 @@ def _quarantine(job: StoredJob, shards: list[int]) -> list[str]:
     with clear_write_errors(folder):
         folder.mkdir(exist_ok=True)
         if job.directory.manifest.is_file():
-            job.directory.manifest.rename(folder / f"{secrets.token_hex(4)}-{job.directory.manifest.name}")
+            move_aside(job.directory.manifest, folder / f"{secrets.token_hex(4)}-{job.directory.manifest.name}")
             sync_directory(job.directory.root)
             moved.append(job.directory.manifest.name)
         for shard in shards:
             record = commit_path(job.directory.commits, shard)
             try:
-                data: Path | None = job.directory.data / read_commit(record).data
+                data: Place | None = job.directory.data / read_commit(record).data
             except ExtractError:
                 data = None
             mark = secrets.token_hex(4)
-            record.rename(folder / f"{mark}-{record.name}")
+            move_aside(record, folder / f"{mark}-{record.name}")
             sync_directory(job.directory.commits)
             if data is not None and data.is_file():
-                data.rename(folder / f"{mark}-{data.name}")
+                move_aside(data, folder / f"{mark}-{data.name}")
     return moved

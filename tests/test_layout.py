@@ -22,7 +22,10 @@ PACKAGE = Path(extract.__file__).parent
 
 LAYERS = """
 errors
-canonical, problems, progress, records, settings, store
+canonical, problems, progress, records, settings
+storage
+store
+storage.local_copies
 assets, packing, sample, selection, spec
 claims, commits, patching, report, shards, sources
 engine.contract, engine.recipe, engine.torch_packed_pass, engine.torch_pooling
@@ -55,6 +58,7 @@ HEAVY = {
     "datasets": r"sources\.hf|exporting\.\w+",
     "gguf": r"engine\.gguf_\w+",
     "click": r"cli(\.\w+)?",
+    "obstore": r"storage\.\w+",
     "tqdm": r"progress",
     "jinja2": r"text\.chat|report_page\.page",
     "plotly": r"report_page\.page",
@@ -73,6 +77,7 @@ AT_MODULE_LEVEL = {
     "transformers": r"engine\.torch_\w+",
     "datasets": r"(?!)",
     "gguf": r"(?!)",
+    "obstore": r"(?!)",
     "tqdm": r"(?!)",
     "jinja2": r"(?!)",
     "plotly": r"(?!)",

@@ -1,18 +1,18 @@
 """`extract verify`, `extract reprocess`."""
 
-from pathlib import Path
 from typing import Any, get_args
 
 import click
 
-from extract.cli.options import json_option
+from extract.cli.options import PLACE, json_option
 from extract.records import Outcome
 from extract.report import derived_text, emit, summary_text, verification_text
 from extract.spec import Compression, ValueType
+from extract.storage import Place
 
 
 @click.command("verify")
-@click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
+@click.argument("out", metavar="OUT", type=PLACE)
 @click.option(
     "--recompute",
     metavar="ROWS",
@@ -24,7 +24,7 @@ from extract.spec import Compression, ValueType
 @click.option(
     "--engine",
     metavar="DIR",
-    type=click.Path(path_type=Path),
+    type=PLACE,
     help="Where the job's engine lies now, for --recompute.  [default: where it lay]",
 )
 @click.option(
@@ -36,7 +36,7 @@ from extract.spec import Compression, ValueType
 @click.option("--repair", is_flag=True, help="Move shards that fail aside; the next run makes them again.")
 @json_option
 def verify_command(
-    out: Path, recompute: int, engine: Path | None, reference: str | None, repair: bool, as_json: bool
+    out: Place, recompute: int, engine: Place | None, reference: str | None, repair: bool, as_json: bool
 ) -> None:
     """Check every shard of an output, finished or not.
 
@@ -62,9 +62,9 @@ def verify_command(
 
 
 @click.command("reprocess")
-@click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
+@click.argument("out", metavar="OUT", type=PLACE)
 @click.option(
-    "-o", "--output", metavar="OUT2", required=True, type=click.Path(path_type=Path), help="New output directory."
+    "-o", "--output", metavar="OUT2", required=True, type=PLACE, help="New output directory."
 )
 @click.option("--shards", metavar="RANGES", help="Only these shards, such as 3,5-7.  [default: all]")
 @click.option("--rows", metavar="RANGES", help="Only these source rows, such as 0-99,250.  [default: all]")
@@ -91,8 +91,8 @@ def verify_command(
 @click.option("--quiet", is_flag=True, help="No progress on stderr.")
 @json_option
 def reprocess_command(
-    out: Path,
-    output: Path,
+    out: Place,
+    output: Place,
     shards: str | None,
     rows: str | None,
     outcomes: tuple[str, ...],

@@ -11,6 +11,7 @@ import click
 from extract import assets
 from extract.settings import parse, read_toml
 from extract.spec import JobSpec, RunSpec, SourceSpec, StatesSpec, TextSpec
+from extract.storage import Place, locate
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -113,6 +114,19 @@ def job_options(command: F) -> F:
 def json_option(command: F) -> F:
     """`--json`: results as one JSON document on stdout."""
     return click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")(command)
+
+
+class PlaceType(click.ParamType[Place]):
+    """A path, or an address in an object store."""
+
+    name = "place"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Place:
+        """See `locate`."""
+        return locate(value)
+
+
+PLACE = PlaceType()
 
 
 def choices_of(settings: type[Any], key: str) -> list[str]:

@@ -4,17 +4,18 @@ from pathlib import Path
 
 import click
 
-from extract.cli.options import json_option
+from extract.cli.options import PLACE, json_option
 from extract.report import contract_text, emit, output_text, sample_text
+from extract.storage import Place
 
 
 @click.command("inspect")
-@click.argument("path", metavar="ENGINE|OUT", type=click.Path(path_type=Path))
+@click.argument("path", metavar="ENGINE|OUT", type=PLACE)
 @click.option(
     "--row", metavar="ROW", type=click.IntRange(min=0), help="Of an output: also show this source row.  [default: none]"
 )
 @json_option
-def inspect_command(path: Path, row: int | None, as_json: bool) -> None:
+def inspect_command(path: Place, row: int | None, as_json: bool) -> None:
     """Show what an engine promises, or what an output holds.
 
     Of an engine: its contract. Of an output: schema, metadata, shards, and one row if asked. Use it to see what made
@@ -26,12 +27,14 @@ def inspect_command(path: Path, row: int | None, as_json: bool) -> None:
     """
     from extract.cpu.implementations import engine_kernels
     from extract.engine.contract import read_contract
+    from extract.engine.fetching import local_engine
     from extract.inspection import holds_engine, inspect_output
 
     if holds_engine(path):
         if row is not None:
             raise click.UsageError("--row is for output directories; this is an engine.")
-        emit(read_contract(path), lambda found: contract_text(found, path, engine_kernels(found)), as_json)
+        engine = local_engine(path)
+        emit(read_contract(engine), lambda found: contract_text(found, engine, engine_kernels(found)), as_json)
     else:
         emit(inspect_output(path, row), output_text, as_json)
 

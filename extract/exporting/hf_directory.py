@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from extract.canonical import digest
 from extract.errors import SpecError
+from extract.storage import Place
 from extract.store import clear_write_errors, replace_file
 
 
@@ -25,7 +26,7 @@ class ColumnNotForDatasets(SpecError):
     )
 
 
-def features_of(schema: pa.Schema, path: Path) -> Any:
+def features_of(schema: pa.Schema, path: Place) -> Any:
     """The `datasets.Features` of an Arrow schema.
 
     Raises:

@@ -4,12 +4,16 @@
 waits for. A record that does not read is a problem to show, never one to stop at.
 """
 
+from pathlib import Path
+
 from extract.canonical import file_digest
 from extract.commits import Commit, commit_path, committed_shards, read_commit
 from extract.errors import ExtractError
 from extract.job import StoredJob
 from extract.manifest import is_written, manifest_bytes, tiling_problem
 from extract.report_page.facts import Integrity
+from extract.storage import ObjectPath
+from extract.storage.local_copies import DamagedObject, local_copy
 
 MAX_HASHED_BYTES = 4 * 2**30
 """A disk and a hash at about 1 GB/s: a few seconds."""
@@ -68,6 +72,16 @@ def _file_problem(job: StoredJob, commit: Commit, hash_it: bool) -> str | None:
     size = path.stat().st_size
     if size != commit.num_bytes:
         return f"data/{commit.data} has {size:,} bytes, {commit.num_bytes:,} were written"
-    if hash_it and file_digest(path) != commit.sha256:
+    if hash_it and isinstance(path, ObjectPath):
+        return _object_problem(path, commit)
+    if hash_it and isinstance(path, Path) and file_digest(path) != commit.sha256:
         return f"data/{commit.data} has another sha256 than was written"
+    return None
+
+
+def _object_problem(path: ObjectPath, commit: Commit) -> str | None:
+    try:
+        local_copy(path, commit.sha256, commit.num_bytes, again=True)
+    except DamagedObject as error:
+        return f"data/{commit.data} has {error.facts['problem']}"
     return None

@@ -1,7 +1,7 @@
 """One committed shard file, mapped into memory: a record batch by number, or by the source row it holds.
 
 Knows nothing of other shards. Where a row lies is read from the `row` column alone, a few kilobytes a shard, instead of
-from an index file that could disagree with the data.
+from an index file that could disagree with the data. A file in an object store is copied here before it is mapped.
 """
 
 from collections.abc import Iterator
@@ -16,6 +16,7 @@ from extract.job import StoredJob
 from extract.records import OUTCOME_CODE, STATELESS, Int64
 from extract.shards import schema as names
 from extract.shards.views import BatchView
+from extract.storage.local_copies import local_copy
 
 
 class DamagedShard(VerificationFailed):
@@ -30,16 +31,18 @@ class ShardFile:
     def __init__(self, job: StoredJob, commit: Commit) -> None:
         self.commit = commit
         self._spec = job.spec.states
-        self._path = job.directory.data / commit.data
         self._root = job.directory.root
         self._latest: tuple[int, BatchView] | None = None
+        self._path = job.directory.data / commit.data
         try:
             if self._path.is_symlink():
                 raise self._damaged("a link, not the file that was written")
-            found = self._path.stat().st_size
+            local = local_copy(self._path, commit.sha256, commit.num_bytes)
+            found = local.stat().st_size
             if found != commit.num_bytes:
                 raise self._damaged(f"{found:,} bytes found, {commit.num_bytes:,} were written")
-            self._file = pa.ipc.open_file(pa.memory_map(str(self._path)))
+            self._mapped = pa.memory_map(str(local))
+            self._file = pa.ipc.open_file(self._mapped)
         except (OSError, pa.ArrowInvalid) as error:
             raise self._damaged(f"cannot be opened ({error})") from None
 
@@ -81,7 +84,7 @@ class ShardFile:
     def columns(self, *wanted: str) -> Iterator[pa.RecordBatch]:
         """Only these columns, in the order of the schema, by record batch; no other is read from the disk."""
         fields = sorted(self._file.schema.get_field_index(name) for name in wanted)
-        file = pa.ipc.open_file(pa.memory_map(str(self._path)), options=pa.ipc.IpcReadOptions(included_fields=fields))
+        file = pa.ipc.open_file(self._mapped, options=pa.ipc.IpcReadOptions(included_fields=fields))
         for number in range(file.num_record_batches):
             yield self._read(file, number)
 

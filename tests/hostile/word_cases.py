@@ -19,6 +19,7 @@ COMMANDS: dict[str, str] = {
     "errors.UnknownKey": "plan unknown.toml",
     "errors.UnreadableSpec": "plan broken.toml",
     "jobs.Missing": "run --data rows.parquet -o out",
+    "storage.BadAddress": "status ftp://bucket/out",
     "job.NotAJob": "status gone",
     "inspection.NothingToInspect": "inspect gone",
     "planning.BeyondEngine": PLAN + "rows.parquet --max-input-tokens 64",
@@ -86,6 +87,14 @@ FACTS: dict[str, dict[str, Any]] = {
     "quantizing.QuantizedExists": {"path": "checkpoint-fp8"},
     "reprocessing.NothingChosen": {"path": "out", "asked": "non_finite"},
     "sample.NoPassages": {"path": "lib/python3.13"},
+    "storage.refusals.NoConditionalWrites": {"path": "s3://bucket/out"},
+    "storage.refusals.StoreRefused": {
+        "path": "s3://bucket",
+        "problem": "no such bucket (NoSuchBucket)",
+        "advice": "Create it, or check the name and AWS_ENDPOINT_URL.",
+    },
+    "storage.scratch.ForeignScratch": {"path": "/tmp/extract-0"},
+    "storage.scratch.NoScratch": {"path": "/tmp/extract-0/0123456789abcdef", "problem": "No space left on device"},
     "store.CannotWrite": {"path": "out", "problem": "Read-only file system"},
     "store.NoHardLinks": {"path": "out", "problem": "Operation not permitted"},
     "text.tokens.NoSuchSpecialToken": {"found": "bos", "missing": "BOS", "adds": "nothing"},
@@ -117,6 +126,11 @@ FACTS: dict[str, dict[str, Any]] = {
     },
     "text.text_column.WrongColumnType": {"found": "int64", "input": "text", "expected": "strings or bytes"},
     # 4: checkpoint and engine
+    "engine.fetching.UnreachableEngine": {
+        "path": "s3://bucket/engine/contract.json",
+        "problem": "no permission (AccessDenied)",
+        "advice": "Allow it, or check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION and AWS_ENDPOINT_URL.",
+    },
     "cpu.architecture.DamagedArchitecture": {"path": "engine/decoder.json", "problem": "it is not JSON"},
     "cpu.mapped_weights.DamagedWeights": {
         "path": "engine/model.safetensors",
@@ -303,6 +317,9 @@ FACTS: dict[str, dict[str, Any]] = {
     "job.OtherJob": {"path": "out", "field": "states.dtype", "found": "float16", "expected": "float32"},
     "runners.workers.TooManyWorkers": {"workers": 4, "cards": 2, "advice": "Start one worker a card."},
     # 6: shards that failed
+    "runners.finalizing.ShardsMissing": {"path": "out", "missing": 3, "shards": 10, "which": "2, 7-8"},
+    "runners.session.StreamHasNoShards": {"what": "--worker-index"},
+    "runners.stripes.NoSuchStripe": {"index": 4, "last": 3, "count": 4},
     "runners.workers.WorkersDied": {"path": "out", "details": "shard 3: worker 0 died (signal 9)"},
     "runners.summary.SomeShardsFailed": {
         "path": "out",
@@ -325,6 +342,11 @@ FACTS: dict[str, dict[str, Any]] = {
     },
     "shards.sink.ZeroState": {"shard": 3, "row": 49},
     # 7: verification
+    "storage.local_copies.DamagedObject": {
+        "path": "s3://bucket/out/data/shard-00000-0123abcd.arrow",
+        "problem": "1,000 bytes found, 2,000 were written",
+        "root": "s3://bucket/out",
+    },
     "commits.BadRecord": {"path": "out/commits/shard-00003.json", "problem": "it is not JSON", "job": "out"},
     "fidelity_check.measure.TooFar": {"engine": "engine", "found": "0.02", "target": 0.01, "noise": ""},
     "manifest.NotTiled": {"path": "out", "problem": "rows 10 to 19 are missing"},
@@ -340,6 +362,7 @@ FACTS: dict[str, dict[str, Any]] = {
         "advice": "Make them again: extract verify --repair out",
     },
     # 8: space
+    "storage.refusals.StoreFull": {"path": "s3://bucket/out/data/shard-00000-0123abcd.arrow", "code": "QuotaExceeded"},
     "engine.contract.PassOutOfMemory": {"tokens": 65536, "sequences": 512, "device": "cuda"},
     "engine.plain.NoRoomForEngine": {"path": "engine", "expected": 2048, "found": 1024},
     "estimate.DiskTooSmall": {"path": "out", "needed": 2048, "reserve": 4096, "free": 1024},

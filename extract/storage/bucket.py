@@ -1,0 +1,112 @@
+"""One bucket of an object store and the client that speaks to it.
+
+Settings and credentials come from the environment, as other tools read them, and are kept nowhere. Until the store has
+answered once, a request is given up after seconds, so that a wrong endpoint is said at once; after that the client
+tries for minutes, for a store that restarts must not end a job.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from extract.storage.refusals import is_final, refusal
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+T = TypeVar("T")
+
+HASTY: dict[str, Any] = {"max_retries": 2, "retry_timeout": timedelta(seconds=8)}
+PATIENT: dict[str, Any] = {
+    "max_retries": 20,
+    "retry_timeout": timedelta(seconds=170),
+    "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=10), "base": 2},
+}
+CONNECT_S = 5
+REQUEST_S = 120
+
+
+@dataclass(slots=True, eq=False)
+class Bucket:
+    """A bucket by its address, such as `s3://name`; two of the same address are the same bucket."""
+
+    url: str
+    _clients: "dict[str, ObjectStore]" = field(default_factory=dict, repr=False)
+    _met: bool = field(default=False, repr=False)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Bucket) and self.url == other.url
+
+    def __hash__(self) -> int:
+        return hash(self.url)
+
+    def __reduce__(self) -> tuple[type["Bucket"], tuple[str]]:
+        """Another process makes its own connections, with its own environment."""
+        return Bucket, (self.url,)
+
+    def ask(self, place: object, request: "Callable[[ObjectStore], T]") -> T:
+        """Do one request.
+
+        Args:
+            place: the address that a message names.
+            request: gets the client.
+
+        Raises:
+            FileNotFoundError: no such object, in a bucket that is there.
+            StoreRefused, StoreFull: anything else; with `__cause__` as the client raised it.
+        """
+        from obstore.exceptions import AlreadyExistsError, BaseError
+
+        try:
+            answer = request(self._client())
+        except AlreadyExistsError:
+            self._met = True
+            raise
+        except FileNotFoundError as error:
+            if "NoSuchBucket" in str(error):
+                raise refusal(self.url, error) from error
+            self._see_bucket()
+            raise FileNotFoundError(str(place)) from None
+        except (BaseError, OSError) as error:
+            raise refusal(place, error) from error
+        self._met = True
+        return answer
+
+    def _see_bucket(self) -> None:
+        """A missing object and a missing bucket look the same to some requests; to a listing they do not."""
+        if self._met:
+            return
+        import obstore
+        from obstore.exceptions import BaseError
+
+        try:
+            next(iter(obstore.list(self._client(), prefix="extract-looks-for-the-bucket", chunk_size=1)), None)
+        except (BaseError, OSError) as error:
+            if "NoSuchBucket" in str(error) or not is_final(error):  # listing may be forbidden where reading is not
+                raise refusal(self.url, error) from error
+        self._met = True
+
+    def _client(self) -> "ObjectStore":
+        kind = "patient" if self._met else "hasty"
+        if kind not in self._clients:
+            self._clients[kind] = _connect(self.url, PATIENT if self._met else HASTY)
+        return self._clients[kind]
+
+
+def _connect(url: str, retries: dict[str, Any]) -> "ObjectStore":
+    """A client for the bucket alone: keys are whole."""
+    from obstore.store import from_url
+
+    return from_url(url, client_options=client_options(), retry_config=retries)  # type: ignore[call-overload,no-any-return]
+
+
+def client_options() -> dict[str, Any]:
+    """How long to wait; and plain HTTP only where an endpoint is written so."""
+    plain = any(os.environ.get(name, "").startswith("http://") for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT"))
+    return {
+        "connect_timeout": timedelta(seconds=CONNECT_S),
+        "timeout": timedelta(seconds=REQUEST_S),
+        "allow_http": plain,
+    }

@@ -1,0 +1,280 @@
+"""One object of a bucket, or all that lie under a prefix, with the words that `pathlib.Path` has for them.
+
+There are no directories: one is there as soon as something lies in it. No request shows half an object, so what is
+written here needs no temporary name; a large file goes up in parts and becomes visible as a whole or not at all.
+"""
+
+import random
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from extract.storage.bucket import Bucket
+from extract.storage.refusals import NoConditionalWrites, StoreRefused, is_final
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+T = TypeVar("T")
+
+PART_BYTES = 16 * 2**20
+PARTS_AT_ONCE = 4
+READS_AT_ONCE = 32
+ATTEMPTS = 6
+"""Of a write whose answer was lost, beside what the client itself repeats."""
+FIRST_PAUSE_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectFacts:
+    """What a store says of an object, under the names of `os.stat_result`; `e_tag` changes when the content does."""
+
+    st_size: int
+    st_mtime: float
+    e_tag: str
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectPath:
+    """An address: a bucket and a key without slashes at its ends."""
+
+    bucket: Bucket
+    key: str
+
+    def __str__(self) -> str:
+        return f"{self.bucket.url}/{self.key}".rstrip("/")
+
+    def __truediv__(self, name: str) -> "ObjectPath":
+        return ObjectPath(self.bucket, f"{self.key}/{name}" if self.key else name)
+
+    @property
+    def name(self) -> str:
+        """The last part of the key."""
+        return self.key.rpartition("/")[2]
+
+    @property
+    def parent(self) -> "ObjectPath":
+        """What this lies in."""
+        return ObjectPath(self.bucket, self.key.rpartition("/")[0])
+
+    def resolve(self) -> "ObjectPath":
+        """Itself: there are no links."""
+        return self
+
+    def is_symlink(self) -> bool:
+        """Never."""
+        return False
+
+    # --- reading ----------------------------------------------------------------------------------------------------
+
+    def stat(self) -> ObjectFacts:
+        """Size, time and tag.
+
+        Raises:
+            FileNotFoundError: no such object.
+        """
+        import obstore
+
+        found = self._ask(lambda client: obstore.head(client, self.key))
+        return _facts(found)
+
+    def is_file(self) -> bool:
+        """Whether there is such an object."""
+        try:
+            self.stat()
+        except FileNotFoundError:
+            return False
+        return True
+
+    exists = is_file
+
+    def is_dir(self) -> bool:
+        """Whether anything lies under it."""
+        return next(self._objects(chunk=1), None) is not None
+
+    def read_bytes(self) -> bytes:
+        """The whole object.
+
+        Raises:
+            FileNotFoundError: no such object.
+        """
+        import obstore
+
+        return self._ask(lambda client: bytes(obstore.get(client, self.key).bytes()))
+
+    def chunks(self) -> Iterator[bytes]:
+        """The whole object, piece by piece."""
+        import obstore
+
+        got = self._ask(lambda client: obstore.get(client, self.key))
+        stream = iter(got.stream(min_chunk_size=2**20))
+        while (chunk := self._ask(lambda client: next(stream, None))) is not None:
+            yield bytes(chunk)
+
+    def opened(self, buffer_bytes: int = 2**20) -> Any:
+        """A binary file that asks for the ranges that are read, `buffer_bytes` at least at a time."""
+        import obstore
+
+        return self._ask(lambda client: obstore.open_reader(client, self.key, buffer_size=buffer_bytes))
+
+    def iterdir(self) -> Iterator["ObjectPath"]:
+        """Objects right under it; what looks like a directory is passed over."""
+        import obstore
+
+        prefix = f"{self.key}/" if self.key else None
+        found = self._ask(lambda client: obstore.list_with_delimiter(client, prefix))
+        for entry in found["objects"]:
+            yield ObjectPath(self.bucket, entry["path"])
+
+    def glob(self, pattern: str) -> Iterator["ObjectPath"]:
+        """Objects right under it with such a name."""
+        return (path for path in self.iterdir() if fnmatchcase(path.name, pattern))
+
+    def walk(self) -> Iterator[tuple["ObjectPath", ObjectFacts]]:
+        """All objects under it, however deep, sorted by key."""
+        found = sorted(self._objects(), key=lambda entry: entry["path"])
+        return ((ObjectPath(self.bucket, entry["path"]), _facts(entry)) for entry in found)
+
+    def names(self) -> list[str]:
+        """Names of the objects right under it, from listings alone: a thousand names a request."""
+        start = len(self.key) + 1 if self.key else 0
+        return [name for entry in self._objects() if "/" not in (name := entry["path"][start:])]
+
+    def read_all(self, names: list[str]) -> Iterator[bytes]:
+        """Small objects under it, in the order asked for, many requests at a time."""
+        if len(names) < 2:
+            yield from ((self / name).read_bytes() for name in names)
+            return
+        (self / names[0]).read_bytes()  # the first answer says whether the store is there at all
+        with ThreadPoolExecutor(READS_AT_ONCE) as pool:
+            yield from pool.map(lambda name: (self / name).read_bytes(), names)
+
+    # --- writing ----------------------------------------------------------------------------------------------------
+
+    def create(self, content: bytes) -> bool:
+        """Create the object if it is absent; the store decides between all who try.
+
+        An answer that was lost is asked for again: whoever finds an object compares what it holds, for it may be this
+        very call's.
+
+        Returns:
+            True if this call created it, False if it is there.
+        """
+        import obstore
+        from obstore.exceptions import AlreadyExistsError
+
+        def attempt() -> bool:
+            try:
+                self._ask(lambda client: obstore.put(client, self.key, content, mode="create"))
+            except AlreadyExistsError as error:
+                if not self.exists():  # two at once, and neither was taken
+                    again = "Run the same command again."
+                    raise StoreRefused(path=self, problem="others write it too", advice=again) from error
+                return False
+            return True
+
+        return self._again(attempt, done=lambda: False if self.exists() else None)
+
+    def replace(self, content: bytes) -> None:
+        """Write the object, in place of what was there."""
+        import obstore
+
+        self._again(lambda: self._ask(lambda client: obstore.put(client, self.key, content, use_multipart=False)))
+
+    def publish(self, file: Path) -> None:
+        """Copy a finished local file here; its name is made from its content, so replacing changes nothing.
+
+        Raises:
+            StoreRefused: also when the store holds another number of bytes afterwards.
+        """
+        import obstore
+
+        size = file.stat().st_size
+
+        def upload() -> None:
+            self._ask(
+                lambda client: obstore.put(
+                    client,
+                    self.key,
+                    file,
+                    use_multipart=size > PART_BYTES,
+                    chunk_size=PART_BYTES,
+                    max_concurrency=PARTS_AT_ONCE,
+                )
+            )
+            found = self.stat().st_size
+            if found != size:
+                problem = f"{found:,} bytes arrived, {size:,} were sent"
+                raise StoreRefused(path=self, problem=problem, advice="Run the same command again.")
+
+        self._again(upload)
+
+    def unlink(self, missing_ok: bool = False) -> None:
+        """Remove the object; one that is not there is no error to a store."""
+        import obstore
+
+        try:
+            self._ask(lambda client: obstore.delete(client, self.key))
+        except FileNotFoundError:
+            if not missing_ok:
+                raise
+
+    def rename(self, target: "ObjectPath") -> None:
+        """Copy, then remove: a store knows no other way, so both may be there for a moment."""
+        import obstore
+
+        self._ask(lambda client: obstore.copy(client, self.key, target.key))
+        self.unlink()
+
+    def mkdir(self, exist_ok: bool = True) -> None:
+        """Nothing: whatever lies under it makes it be there."""
+
+    def probe(self) -> None:
+        """See that the store creates a name only once.
+
+        Raises:
+            NoConditionalWrites: it does not.
+        """
+        trial = self / f".probe-{secrets.token_hex(8)}"
+        try:
+            first, second = trial.create(b"first"), trial.create(b"second")
+            if not first or second or trial.read_bytes() != b"first":
+                raise NoConditionalWrites(path=self)
+        finally:
+            trial.unlink(missing_ok=True)
+
+    def _objects(self, chunk: int = 1000) -> Iterator[Any]:
+        import obstore
+
+        prefix = f"{self.key}/" if self.key else None
+        listing = self._ask(lambda client: iter(obstore.list(client, prefix, chunk_size=chunk)))
+        while (entries := self._ask(lambda client: next(listing, None))) is not None:
+            yield from entries
+
+    def _ask(self, request: "Callable[[ObjectStore], T]") -> T:
+        return self.bucket.ask(self, request)
+
+    def _again(self, attempt: Callable[[], T], done: Callable[[], T | None] = lambda: None) -> T:
+        """Try until it is done, by this process or as `done` finds it, or it cannot be."""
+        pause = FIRST_PAUSE_S
+        for left in reversed(range(ATTEMPTS)):
+            try:
+                return attempt()
+            except (StoreRefused, FileNotFoundError) as error:
+                if not left or is_final(error.__cause__ or error):
+                    raise
+                time.sleep(pause * random.uniform(0.5, 1.5))  # so that many workers do not come back at once
+                pause *= 2
+                found = done()
+                if found is not None:
+                    return found
+        raise AssertionError("the last attempt returns or raises")
+
+
+def _facts(entry: Any) -> ObjectFacts:
+    return ObjectFacts(entry["size"], entry["last_modified"].timestamp(), entry["e_tag"] or "")
