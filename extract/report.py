@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from extract.inspection import Inspection
     from extract.jobs import PlannedJob
     from extract.quantizing import Quantized
-    from extract.runners.summary import Summary
+    from extract.runners.finalizing import Finalized
+    from extract.runners.stripes import StripeSummary
+    from extract.runners.summary import Summary, WorkerPart
     from extract.status import Status
     from extract.verification import Verification
 
@@ -109,14 +111,51 @@ def summary_text(found: "Summary") -> str:
         )
     else:
         lines.append("this run   nothing to do, every shard was committed before")
-    lines += [
+    lines += _workers(found.workers)
+    lines.append(f"next       extract verify {found.path}    |    python: extract.open_output({found.path!r})")
+    return "\n".join(lines)
+
+
+def stripe_text(found: "StripeSummary") -> str:
+    """The end of one worker of an array job."""
+    done = found.num_shards - found.num_shards_left
+    lines = [
+        f"worker     {found.worker_index} of {found.worker_count}: {done:,} of its {found.num_shards:,} shards are "
+        f"committed in {found.path} (job {found.job})"
+    ]
+    if found.num_shards_made:
+        lines.append(
+            f"this run   {found.num_shards_made:,} shards, {found.num_rows:,} rows, {found.tokens_computed:,} tokens "
+            f"in {duration(found.seconds)}: {found.tokens_per_s:,.0f} tokens/s"
+        )
+    else:
+        lines.append("this run   made no shard")
+    if found.num_shards_left:
+        lines.append(f"left       {found.num_shards_left:,} shards that another process holds")
+    lines += _workers(found.workers)
+    lines.append(f"next       extract finalize {found.path}    when all workers have ended")
+    return "\n".join(lines)
+
+
+def finalized_text(found: "Finalized") -> str:
+    """A job that is complete now."""
+    total = found.totals
+    return "\n".join(
+        [
+            f"complete   {found.path}: {total.num_rows:,} rows in {total.num_shards:,} shards (job {found.job})",
+            *_totals_lines(total),
+            f"next       extract verify {found.path}    |    python: extract.open_output({found.path!r})",
+        ]
+    )
+
+
+def _workers(parts: "tuple[WorkerPart, ...]") -> list[str]:
+    return [
         f"worker {part.worker:<3} {part.node}, {part.device}: {part.num_shards:,} shards, {part.num_rows:,} rows, "
         f"{part.tokens_per_s:,.0f} tokens/s, idle {100 * part.idle_share:.0f} %"
         + (f", started {part.num_starts} times" if part.num_starts > 1 else "")
-        for part in found.workers
+        for part in parts
     ]
-    lines.append(f"next       extract verify {found.path}    |    python: extract.open_output({found.path!r})")
-    return "\n".join(lines)
 
 
 def status_text(found: "Status") -> str:

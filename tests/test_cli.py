@@ -206,6 +206,7 @@ RESULTS: dict[str, tuple[str, Any]] = {
         "run --engine {engine} --data {rows} --id-column key --rows-per-shard 8 --reserve-bytes 0 -o {out} --quiet",
         lambda found: [found["job"], "nothing to do"] if found["num_shards_made"] == 0 else ["shards were made again"],
     ),
+    "finalize": ("finalize {out}", lambda found: [found["job"], "20 rows in 3 shards"]),
     "status": ("status {out}", lambda found: [found["job"], "complete", "shards     3 of 3"]),
     "verify": ("verify {out}", lambda found: [f"{found['num_rows']} source rows", f"{found['num_shards']} shards"]),
     "verify with recompute": (

@@ -43,7 +43,8 @@ OPTIONS = {
     """,
     "inspect": "--json --row",
     "plan": f"{JOB} --json",
-    "run": f"{JOB} --json --quiet --workers",
+    "run": f"{JOB} --json --quiet --worker-count --worker-index --workers",
+    "finalize": "--json",
     "status": "--json",
     "verify": "--engine --json --recompute --reference --repair",
     "reprocess": """
@@ -69,6 +70,7 @@ ARGUMENTS = {
     "inspect": ["ENGINE|OUT"],
     "plan": ["[SPEC]"],
     "run": ["[SPEC]"],
+    "finalize": ["OUT"],
     "status": ["OUT"],
     "verify": ["OUT"],
     "reprocess": ["OUT"],

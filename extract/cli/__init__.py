@@ -22,6 +22,7 @@ COMMANDS = {
     "inspect": "extract.cli.show",
     "plan": "extract.cli.jobs",
     "run": "extract.cli.jobs",
+    "finalize": "extract.cli.jobs",
     "status": "extract.cli.jobs",
     "verify": "extract.cli.check",
     "reprocess": "extract.cli.check",

@@ -1,11 +1,12 @@
-"""`extract plan`, `extract run`, `extract status`."""
+"""`extract plan`, `extract run`, `extract finalize`, `extract status`."""
+
+from pathlib import Path
 
 import click
 
-from extract.cli.options import PLACE, job_options, json_option
-from extract.report import emit, plan_text, status_text, summary_text
+from extract.cli.options import job_options, json_option
+from extract.report import emit, finalized_text, plan_text, status_text, stripe_text, summary_text
 from extract.spec import JobSpec
-from extract.storage import Place
 
 
 @click.command("plan")
@@ -36,9 +37,18 @@ def plan_command(spec: JobSpec, as_json: bool) -> None:
     metavar="PROCESSES",
     help="Processes, each with an engine and a share of the threads, or a card.  [default: 1]",
 )
+@click.option(
+    "--worker-index",
+    type=int,
+    metavar="INDEX",
+    help="Make only shards INDEX, INDEX + COUNT, ...: one of COUNT workers of an array job.  [default: none]",
+)
+@click.option("--worker-count", type=int, metavar="COUNT", help="Of --worker-index.  [default: none]")
 @click.option("--quiet", is_flag=True, help="No progress on stderr.")
 @json_option
-def run_command(spec: JobSpec, workers: int, quiet: bool, as_json: bool) -> None:
+def run_command(
+    spec: JobSpec, workers: int, worker_index: int | None, worker_count: int | None, quiet: bool, as_json: bool
+) -> None:
     """Run a job, or go on with it after a stop, a kill or a crash.
 
     Every row of the source ends in one outcome, in source order. Finished shards are never made again: run the same
@@ -52,14 +62,40 @@ def run_command(spec: JobSpec, workers: int, quiet: bool, as_json: bool) -> None
     """
     from extract.progress import Progress
     from extract.runners.local import run
+    from extract.runners.stripes import run_stripe
 
-    emit(run(spec, progress=Progress(quiet=quiet), workers=workers), summary_text, as_json)
+    if (worker_index is None) != (worker_count is None):
+        raise click.UsageError("--worker-index and --worker-count go together.")
+    progress = Progress(quiet=quiet)
+    if worker_index is not None and worker_count is not None:
+        emit(run_stripe(spec, worker_index, worker_count, progress=progress, workers=workers), stripe_text, as_json)
+        return
+    emit(run(spec, progress=progress, workers=workers), summary_text, as_json)
+
+
+@click.command("finalize")
+@click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
+@json_option
+def finalize_command(out: Path, as_json: bool) -> None:
+    """End a job whose shards were made by the workers of an array job.
+
+    Use it after `extract run --worker-index`, when all workers have ended: it checks that the shards cover every row of
+    the source exactly once and writes the manifest. Where shards are missing it lists them and ends with code 6. Reads
+    the commit records only: no engine, no source, no data file.
+
+    \b
+    Example:
+        extract finalize out
+    """
+    from extract.runners.finalizing import finalize_output
+
+    emit(finalize_output(out), finalized_text, as_json)
 
 
 @click.command("status")
-@click.argument("out", metavar="OUT", type=PLACE)
+@click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
 @json_option
-def status_command(out: Place, as_json: bool) -> None:
+def status_command(out: Path, as_json: bool) -> None:
     """Say how far a job is, finished, running or killed.
 
     Use it from another terminal or machine while a job runs. Reads the commit records only: no engine, no data file.

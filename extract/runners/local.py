@@ -3,6 +3,7 @@
 A second process on the same directory shares the work through claims; a kill at any moment costs the shard in flight.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 from extract.claims import Claims
@@ -36,11 +37,16 @@ def run(
         Interrupted: SIGINT or SIGTERM.
         ShardsFailed: the rest is done, but some shards broke twice.
     """
+    return run_job(spec, progress, maker(workers, runtime))
+
+
+def maker(workers: int, runtime: Runtime | None = None) -> Callable[[Session], Made]:
+    """Who makes the shards of a run on this machine: this process, or several."""
     if workers > 1:
         from extract.runners.workers import make_with_workers
 
-        return run_job(spec, progress, partial(make_with_workers, num_workers=workers))
-    return run_job(spec, progress, partial(make_here, runtime=runtime))
+        return partial(make_with_workers, num_workers=workers)
+    return partial(make_here, runtime=runtime)
 
 
 def make_here(session: Session, *, runtime: Runtime | None = None) -> Made:
@@ -59,7 +65,8 @@ def make_here(session: Session, *, runtime: Runtime | None = None) -> Made:
     claims = Claims(session.directory.claims)
     try:
         with session.making():
-            for finished in make_what_is_left(worker, session.directory, session.todo, claims, Unwatched()):
+            wait = session.todo.stripe is None
+            for finished in make_what_is_left(worker, session.directory, session.todo, claims, Unwatched(), wait=wait):
                 if finished.won:
                     made.commits.append(finished.commit)
     finally:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from extract.commits import Commit
 from extract.errors import ExtractError
 from extract.progress import Counts
+from extract.runners.todo import Stripe
 from extract.spec import JobSpec
 
 
@@ -25,6 +26,7 @@ class Assignment:
     spec: JobSpec
     threads: int | None
     card: str | None
+    stripe: Stripe | None = None
     alone: tuple[int, ...] = ()
     left_out: frozenset[int] = frozenset()
 

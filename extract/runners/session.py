@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from extract.commits import Commit, committed_shards, read_commits
 from extract.completion import complete
-from extract.errors import ShardsFailed
+from extract.errors import ShardsFailed, SpecError
 from extract.estimate import check_space, estimate
 from extract.job import JobDirectory, prepare, read_job
 from extract.jobs import Missing, OpenJob, open_job
@@ -20,9 +20,18 @@ from extract.planning import Plan
 from extract.progress import Progress
 from extract.runners.interrupts import Interrupts, StopRequested, interruptible
 from extract.runners.summary import SomeShardsFailed, Summary, WorkerPart, first_reasons
-from extract.runners.todo import Todo
+from extract.runners.todo import Stripe, Todo
 from extract.spec import JobSpec
 from extract.storage import locate
+
+
+class StreamHasNoShards(SpecError):
+    """Shards of a stream are handed out before anybody knows how many there are."""
+
+    template = (
+        "{what} needs a source of known length, this one is a stream. Give --limit ROWS, do without --streaming, "
+        "or start the plain command several times."
+    )
 
 
 @dataclass(kw_only=True)
@@ -71,8 +80,8 @@ def run_job(spec: JobSpec, progress: Progress | None, make: Callable[[Session], 
 
 
 @contextmanager
-def opened(spec: JobSpec, progress: Progress | None) -> Iterator[Session]:
-    """Open a job and its output directory; a signal becomes `StopRequested`."""
+def opened(spec: JobSpec, progress: Progress | None, stripe: Stripe | None = None) -> Iterator[Session]:
+    """Open a job and its output directory, or a part of it; a signal becomes `StopRequested`."""
     if spec.output is None:
         raise Missing(what="output directory", key='output = "DIRECTORY"', option="-o DIRECTORY")
     directory = JobDirectory(locate(spec.output))
@@ -84,7 +93,9 @@ def opened(spec: JobSpec, progress: Progress | None) -> Iterator[Session]:
             job = open_job(spec)
             try:
                 prepare(directory.root, job.plan.record)
-                todo = Todo(job.plan, directory, committed_shards(directory.commits))
+                if stripe is not None and job.plan.num_shards is None:
+                    raise StreamHasNoShards(what="--worker-index")
+                todo = Todo(job.plan, directory, committed_shards(directory.commits), stripe)
                 yield Session(job=job, directory=directory, todo=todo, progress=progress, interrupts=interrupts)
             finally:
                 job.source.close()
@@ -94,7 +105,7 @@ def opened(spec: JobSpec, progress: Progress | None) -> Iterator[Session]:
 
 def _run(session: Session, make: Callable[[Session], Made]) -> Summary:
     started = time.perf_counter()
-    directory, todo, plan = session.directory, session.todo, session.plan
+    directory, todo = session.directory, session.todo
     known = read_commits(directory.commits)
     todo.done.update(commit.shard for commit in known)
     before = len(known)
@@ -103,13 +114,19 @@ def _run(session: Session, make: Callable[[Session], Made]) -> Summary:
     check_room(session, known)
     made = make(session)
     if todo.failed:
-        raise made.error or SomeShardsFailed(
-            path=directory.root,
-            failed=len(todo.failed),
-            shards=plan.num_shards or "all",
-            details=first_reasons(todo.failed),
-        )
+        raise failure(session, made)
     return _summary(session, complete(directory, [*known, *made.commits]), before, made, started)
+
+
+def failure(session: Session, made: Made) -> ShardsFailed:
+    """The error of a run with shards that could not be made."""
+    failed = session.todo.failed
+    return made.error or SomeShardsFailed(
+        path=session.directory.root,
+        failed=len(failed),
+        shards=session.plan.num_shards or "all",
+        details=first_reasons(failed),
+    )
 
 
 def check_room(session: Session, known: list[Commit]) -> None:

@@ -1,10 +1,24 @@
 """Which shards of a job are left, in order; for a stream, until a commit says that the source ended."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from extract.commits import Commit, commit_path, read_commit
 from extract.job import JobDirectory
 from extract.planning import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Stripe:
+    """The part of one worker of many that know nothing of each other: shards `index`, `index + count`, and so on."""
+
+    index: int
+    count: int
+
+    def shards(self, num_shards: int) -> range:
+        """Its shards."""
+        return range(self.index, num_shards, self.count)
+
 
 MAX_ATTEMPTS = 2
 """Of a shard that raises: the second failure is final for this run."""
@@ -17,10 +31,11 @@ class Todo:
         done: committed, by whomever.
         failed: broke too often in this run, with the last reason.
         left_out: not for this process to touch: another one tries them alone.
+        stripe: where it is given, other shards are nobody's business here. Needs a source of known length.
     """
 
-    def __init__(self, plan: Plan, directory: JobDirectory, done: set[int]) -> None:
-        self.plan, self.done = plan, done
+    def __init__(self, plan: Plan, directory: JobDirectory, done: set[int], stripe: Stripe | None = None) -> None:
+        self.plan, self.done, self.stripe = plan, done, stripe
         self.failed: dict[int, str] = {}
         self.left_out: frozenset[int] = frozenset()
         self._attempts: dict[int, int] = {}
@@ -63,6 +78,10 @@ class Todo:
         return True
 
     def _all(self) -> Iterator[int]:
+        if self.stripe is not None:
+            assert self.plan.num_shards is not None  # asked when the run began
+            yield from self.stripe.shards(self.plan.num_shards)
+            return
         shard = 0
         while self._last is None or shard <= self._last:
             yield shard

@@ -119,7 +119,7 @@ def _work(assignment: Assignment, pipe: Pipe, listener: Listener, connection: Co
     assert assignment.spec.output is not None  # the run has opened it
     directory = JobDirectory(locate(assignment.spec.output))
     job = open_job(assignment.spec)
-    todo = Todo(job.plan, directory, committed_shards(directory.commits))
+    todo = Todo(job.plan, directory, committed_shards(directory.commits), assignment.stripe)
     todo.left_out = assignment.left_out
     listener.todo = todo
     threading.Thread(target=listener.listen, name="extract-orders", daemon=True).start()
@@ -139,7 +139,8 @@ def _work(assignment: Assignment, pipe: Pipe, listener: Listener, connection: Co
     claims = Claims(directory.claims)
     try:
         for among in (*((shard,) for shard in assignment.alone), None):
-            for finished in make_what_is_left(worker, directory, todo, claims, pipe, among=among, wait=among is None):
+            wait = among is None and assignment.stripe is None
+            for finished in make_what_is_left(worker, directory, todo, claims, pipe, among=among, wait=wait):
                 pipe.tell(Committed(finished.commit, finished.won))
     finally:
         pipe.tell(Counted(progress.counts()))

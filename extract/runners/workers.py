@@ -132,6 +132,7 @@ class _Watch:
                 spec=self._session.plan.spec,
                 threads=self._threads,
                 card=self._cards[slot.number],
+                stripe=self._session.todo.stripe,
                 alone=slot.alone,
                 left_out=frozenset(self._session.todo.failed) | (frozenset(self._suspects) - frozenset(slot.alone)),
             )
@@ -231,12 +232,11 @@ class _Watch:
         """Shards that nobody made, because no worker was left: they failed, too."""
         session = self._session
         session.todo.done |= committed_shards(session.directory.commits)
-        if session.plan.num_shards is None:
-            if self._made.error is not None and all(slot.deaths_before_ready >= MAX_DEATHS for slot in self._slots):
+        if all(slot.deaths_before_ready >= MAX_DEATHS for slot in self._slots):
+            assert self._made.error is not None  # by the last of them
+            if session.plan.num_shards is None:
                 raise self._made.error
-        else:
-            for shard in session.todo.left():
-                session.todo.failed[shard] = NOBODY
+            session.todo.failed |= dict.fromkeys(session.todo.left(), NOBODY)
         if any(reason.startswith((DIED, NOBODY)) for reason in session.todo.failed.values()):
             self._made.error = WorkersDied(path=session.directory.root, details=first_reasons(session.todo.failed))
 

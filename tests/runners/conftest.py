@@ -10,7 +10,7 @@ import warm_command
 @pytest.fixture(scope="session")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """98 rows with ids."""
-    return crash_rig.write_rows(tmp_path_factory.mktemp("rows") / "rows.parquet")
+    return crash_rig.write_rows(tmp_path_factory.mktemp("rows") / "texts.parquet")
 
 
 @pytest.fixture(scope="session")
