@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -473,3 +474,28 @@ class TestPage:
         page = tmp_path / "page.html"
         write_report(root, page)
         assert page.stat().st_size < 6_000_000
+
+
+def contrast(one: str, other: str) -> float:
+    """How far two colours are apart in brightness, as accessibility rules measure it: 1 to 21."""
+
+    def luminance(colour: str) -> float:
+        parts = np.array([int(colour[n : n + 2], 16) for n in (1, 3, 5)]) / 255
+        linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+        return float(linear @ [0.2126, 0.7152, 0.0722])
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_texts_and_charts_stand_out_from_what_they_are_on(theme):
+    style = (resources.files("extract.report_page") / "page.css").read_text("utf-8")
+    before, _, after = style.partition("@media (prefers-color-scheme: dark)")
+    colours = dict(re.findall(r"--([\w-]+): (#\w{6})", before))
+    if theme == "dark":
+        colours |= dict(re.findall(r"--([\w-]+): (#\w{6})", after.partition("* {")[0]))
+    texts = [(ink, under) for ink in ("ink", "muted", "accent") for under in ("card", "page")]
+    texts += [(mood, f"{mood}-soft") for mood in ("good", "warn", "bad")] + [("ink", "accent-soft")]
+    assert min(contrast(colours[ink], colours[under]) for ink, under in texts) >= 4.5
+    assert min(contrast(colours[f"c{n}"], colours["card"]) for n in range(1, 9)) >= 3
