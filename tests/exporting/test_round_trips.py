@@ -214,6 +214,28 @@ def test_lance_finds_the_nearest_state(dtype, tmp_path):
     assert found["row"].to_pylist() == [12]
 
 
+@pytest.mark.parametrize("kind", ["npy", "parquet", "specforge"])
+def test_shards_of_several_record_batches_come_out_in_order(kind, tmp_path):
+    import torch
+
+    out = output(tmp_path, "tokens", "float32", num_shards=2, rows_per_shard=42)
+    assert open_output(out).shard(0).num_batches > 2
+    options = {"layers": ("final",), "loss_mask": "all"} if kind == "specforge" else {}
+    export(out, tmp_path / "to", kind=kind, **options)
+    if kind == "parquet":
+        assert_same(cells(pq.read_table(tmp_path / "to" / "data")["hidden_states"]), stored(out))
+        return
+    expected = stored(out, with_states_only=True)
+    if kind == "npy":
+        offsets = np.load(tmp_path / "to" / "offsets.npy")
+        states = np.load(tmp_path / "to" / "states.npy")
+        found = [states[a:b] for a, b in itertools.pairwise(offsets)]
+    else:
+        files = [tmp_path / "to" / "rows_0-5000" / f"data_{n}.ckpt" for n in range(len(expected))]
+        found = [torch.load(file)["hidden_state"][0].numpy() for file in files]
+    assert_same(found, expected)
+
+
 # --- what an export says of itself ----------------------------------------------------------------------------------
 
 

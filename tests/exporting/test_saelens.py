@@ -45,6 +45,16 @@ def test_states_and_ids_are_those_of_the_rows_end_to_end(dtype, tmp_path):
     assert rows_of(tmp_path / "to").features["final_norm"].dtype == ("float16" if dtype == "float16" else "float32")
 
 
+def test_what_a_record_batch_leaves_over_goes_on_with_the_next(tmp_path):
+    out = output(tmp_path, "tokens", "float32", num_shards=2, rows_per_shard=42)
+    assert open_output(out).shard(0).num_batches > 2
+    export(out, tmp_path / "to", kind="saelens", context=10)
+    states, ids = by_shard(out)
+    whole = [np.concatenate([one[: len(one) // 10 * 10] for one in parts]) for parts in (states, ids)]
+    assert np.array_equal(states_of(tmp_path / "to").reshape(-1, 48), whole[0])
+    assert np.array_equal(np.array(rows_of(tmp_path / "to")["token_ids"]).reshape(-1), whole[1])
+
+
 def test_a_context_of_one_leaves_nothing_over(tmp_path):
     out = output(tmp_path, "tokens", "bfloat16")
     made = export(out, tmp_path / "to", kind="saelens", context=1, hook="blocks.5.hook_resid_post")
