@@ -238,7 +238,10 @@ class TestUnusualOutputs:
         root = output(tmp_path / "out", kind=kind, missing=(0, 1, 2))
         report = gather(root)
         assert (report.states, report.sample, report.counts.lengths, report.throughput) == (None,) * 4
-        assert "There are no rows in the output yet." in html(report)
+        page = html(report)
+        assert "There are no rows in the output yet." in page
+        assert "There are no output files yet." in page
+        assert "Files intact" not in page
 
     @pytest.mark.parametrize("kind", ["tokens", "last"])
     def test_one_row_is_a_page(self, kind, tmp_path):
