@@ -63,9 +63,7 @@ def verify_command(
 
 @click.command("reprocess")
 @click.argument("out", metavar="OUT", type=PLACE)
-@click.option(
-    "-o", "--output", metavar="OUT2", required=True, type=PLACE, help="New output directory."
-)
+@click.option("-o", "--output", metavar="OUT2", required=True, type=PLACE, help="New output directory.")
 @click.option("--shards", metavar="RANGES", help="Only these shards, such as 3,5-7.  [default: all]")
 @click.option("--rows", metavar="RANGES", help="Only these source rows, such as 0-99,250.  [default: all]")
 @click.option(
