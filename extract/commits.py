@@ -183,12 +183,13 @@ def read_commits(commits: Place, known: Iterable[Commit] = ()) -> list[Commit]:
     folder, workers = str(commits), dict[str, dict[str, Any]]()
     before = {commit.shard: commit for commit in known}
     if isinstance(commits, ObjectPath):  # a request each: many at a time
-        missing = [shard for shard in sorted(committed_shards(commits)) if shard not in before]
+        listed = sorted(committed_shards(commits))
+        missing = [shard for shard in listed if shard not in before]
         names = [f"{shard_name(shard)}.json" for shard in missing]
         for name, raw in zip(names, commits.read_all(names), strict=True):
             commit = _parse(f"{folder}/{name}", raw, workers)
             before[commit.shard] = commit
-        return [before[shard] for shard in sorted(before)]
+        return [before[shard] for shard in listed]
     return [
         before.get(shard) or _read(f"{folder}/{shard_name(shard)}.json", workers)
         for shard in sorted(committed_shards(commits))

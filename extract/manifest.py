@@ -9,8 +9,10 @@ from collections import Counter
 from dataclasses import asdict, dataclass, fields
 
 from extract.commits import Commit, read_commits
-from extract.errors import VerificationFailed
-from extract.job import StoredJob
+from extract.errors import SpecError, VerificationFailed
+from extract.job import JobDirectory, StoredJob
+from extract.settings import parse
+from extract.storage import ObjectPath
 from extract.store import replace_file
 
 FORMAT = "extract-manifest"
@@ -101,6 +103,20 @@ def finalize(job: StoredJob, commits: list[Commit] | None = None) -> None:
     content = manifest_bytes(job, commits)
     if not is_written(job, content):
         replace_file(job.directory.manifest, content)
+
+
+def recorded(directory: JobDirectory) -> list[Commit]:
+    """The commits that a manifest in an object store repeats, without what passes: no request for each record.
+
+    Only for who wants to know what is done; a manifest that does not read says nothing.
+    """
+    path = directory.manifest
+    if not isinstance(path, ObjectPath):
+        return []
+    try:
+        return [parse(Commit, entry, str(path)) for entry in json.loads(path.read_bytes())["shards"]]
+    except (FileNotFoundError, ValueError, LookupError, TypeError, SpecError):
+        return []
 
 
 def is_written(job: StoredJob, content: bytes) -> bool:

@@ -446,8 +446,9 @@ def test_a_path_that_names_nothing_is_no_such_file(tree):
     assert error_of(path="data.bin") == (
         'data.bin: the name does not say which format this is. Set format to "parquet", "arrow" or "jsonl".'
     )
-    assert error_of(path="s3://bucket/a.parquet") == (
-        "s3://bucket/a.parquet: addresses are not read. Copy the files here, or name a Hugging Face dataset."
+    assert error_of(path="ftp://host/a.parquet") == (
+        "ftp://host/a.parquet: addresses of this kind are not read. "
+        "Give a path, s3://, gs://, or name a Hugging Face dataset."
     )
 
 

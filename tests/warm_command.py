@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,11 +88,12 @@ def start(
     file_bytes: int | None = None,
     preload: str = "",
     prepare: Iterable[tuple[str, dict[str, Any]]] = (),
+    environment: Mapping[str, str] | None = None,
 ) -> Command:
     """Start a command: `fault` (see `_set_up`) strikes the `at`-th time, no file may grow beyond `file_bytes`.
 
     The process has the library `preload` loaded, and calls the functions of `prepare` (`module:name`, with these
-    keyword arguments) before the command begins.
+    keyword arguments) before the command begins; `environment` is added to its own.
     """
     files = Path(tempfile.mkdtemp(dir=_scratch().name))
     for name in ("out", "err"):
@@ -104,6 +105,7 @@ def start(
         "at": at,
         "file_bytes": file_bytes,
         "prepare": list(prepare),
+        "environment": dict(environment or {}),
     }
     return Command(_ask(request, preload), files, preload)
 
@@ -238,6 +240,7 @@ def _run(request: dict[str, Any]) -> None:
     try:
         for number, name in enumerate(("out", "err"), 1):
             os.dup2(os.open(Path(request["files"]) / name, os.O_WRONLY | os.O_CREAT), number)
+        os.environ.update(request["environment"])
         if request["file_bytes"] is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (request["file_bytes"], resource.RLIM_INFINITY))
         if request["fault"] is not None:

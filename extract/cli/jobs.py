@@ -4,9 +4,10 @@ from pathlib import Path
 
 import click
 
-from extract.cli.options import job_options, json_option
+from extract.cli.options import PLACE, job_options, json_option
 from extract.report import emit, finalized_text, plan_text, status_text, stripe_text, summary_text
 from extract.spec import JobSpec
+from extract.storage import Place
 
 
 @click.command("plan")
@@ -93,9 +94,9 @@ def finalize_command(out: Path, as_json: bool) -> None:
 
 
 @click.command("status")
-@click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
+@click.argument("out", metavar="OUT", type=PLACE)
 @json_option
-def status_command(out: Path, as_json: bool) -> None:
+def status_command(out: Place, as_json: bool) -> None:
     """Say how far a job is, finished, running or killed.
 
     Use it from another terminal or machine while a job runs. Reads the commit records only: no engine, no data file.

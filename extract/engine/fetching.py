@@ -6,7 +6,6 @@ system has no locks, several fetch and one folder stays.
 """
 
 import fcntl
-import hashlib
 import os
 import secrets
 import shutil
@@ -17,7 +16,7 @@ from pathlib import Path
 from extract.engine.contract import CONTRACT_FILE, Contract, EngineChanged, NotAnEngine, read_contract
 from extract.errors import EngineRefused
 from extract.storage import ObjectPath, Place, locate
-from extract.storage.local_copies import cache_folder
+from extract.storage.local_copies import cache_folder, download
 from extract.storage.refusals import StoreRefused
 from extract.store import clear_write_errors
 
@@ -60,7 +59,7 @@ def _fetched(address: ObjectPath, folder: Path) -> Path:
             if not _is_whole(engine, contract):
                 for file in contract.files:
                     _fetch(address, file.name, working, file.sha256)
-                _publish(working, engine)
+                _publish(working, engine, contract)
     finally:
         shutil.rmtree(working, ignore_errors=True)
     return engine
@@ -88,30 +87,30 @@ def _is_whole(engine: Path, contract: Contract) -> bool:
 
 
 def _fetch(address: ObjectPath, name: str, working: Path, sha256: str) -> None:
-    digest = hashlib.sha256()
     if Path(name).name != name:
         raise EngineChanged(path=address, name=name, field="state", found="elsewhere", expected="present")
     try:
-        chunks = (address / name).chunks()
-        with clear_write_errors(working), (working / name).open("xb") as file:
-            for chunk in chunks:
-                digest.update(chunk)
-                file.write(chunk)
-            file.flush()
-            os.fsync(file.fileno())
+        found, _ = download(address / name, working / name)
     except FileNotFoundError:
         raise EngineChanged(path=address, name=name, field="state", found="missing", expected="present") from None
-    found = digest.hexdigest()
     if found != sha256:
         raise EngineChanged(path=address, name=name, field="sha256", found=found[:12], expected=sha256[:12])
 
 
-def _publish(working: Path, engine: Path) -> None:
-    """Give the folder its name; what is there is another process's whole copy, or damaged and goes."""
-    with clear_write_errors(engine):
-        if engine.exists():
-            shutil.rmtree(engine)
-        working.rename(engine)
+def _publish(working: Path, engine: Path, contract: Contract) -> None:
+    """Give the folder its name, unless another process was faster; what is damaged there makes room."""
+    for _ in range(2):
+        try:
+            working.rename(engine)
+        except OSError:
+            if _is_whole(engine, contract):
+                return
+            aside = working.with_name(f"{working.name}-damaged")
+            with clear_write_errors(engine):
+                engine.rename(aside)
+            shutil.rmtree(aside, ignore_errors=True)
+        else:
+            return
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from extract.errors import ShardsFailed, SpecError
 from extract.estimate import check_space, estimate
 from extract.job import JobDirectory, prepare, read_job
 from extract.jobs import Missing, OpenJob, open_job
-from extract.manifest import totals
+from extract.manifest import recorded, totals
 from extract.planning import Plan
 from extract.progress import Progress
 from extract.runners.interrupts import Interrupts, StopRequested, interruptible
@@ -106,7 +106,7 @@ def opened(spec: JobSpec, progress: Progress | None, stripe: Stripe | None = Non
 def _run(session: Session, make: Callable[[Session], Made]) -> Summary:
     started = time.perf_counter()
     directory, todo = session.directory, session.todo
-    known = read_commits(directory.commits)
+    known = read_commits(directory.commits, recorded(directory))
     todo.done.update(commit.shard for commit in known)
     before = len(known)
     if todo.is_empty():

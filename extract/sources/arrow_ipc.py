@@ -7,13 +7,14 @@ outside its own bytes; whether text is UTF-8 is not judged here.
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 from extract.sources.columns import find_column, take_column
 from extract.sources.file_source import DECODE_ROWS, StoredBatches
+from extract.storage import Place
+from extract.storage.arrow_files import arrow_file
 
 FILE_MAGIC = b"ARROW1"
 CONTINUATION = b"\xff\xff\xff\xff"
@@ -23,11 +24,11 @@ END_OF_STREAM = CONTINUATION + bytes(4)
 class ArrowFile:
     """See `RowFile`, for both layouts."""
 
-    def __init__(self, path: Path, columns: tuple[str, ...], max_rows: int | None) -> None:
-        with path.open("rb") as file:
-            self._random_access = file.read(len(FILE_MAGIC)) == FILE_MAGIC
+    def __init__(self, path: Place, columns: tuple[str, ...], max_rows: int | None) -> None:
         self._path = path
-        with pa.memory_map(str(path)) as data:
+        with arrow_file(path) as data:
+            self._random_access = data.read(len(FILE_MAGIC)) == FILE_MAGIC
+            data.seek(0)
             schema = self._reader(data, None).schema
             found = [find_column(schema, name, path) for name in columns]
             self._places = [place for place, _ in found]
@@ -46,7 +47,7 @@ class ArrowFile:
 
     def batches(self, start: int) -> StoredBatches:
         """See `RowFile.batches`."""
-        with pa.memory_map(str(self._path)) as data:
+        with arrow_file(self._path) as data:
             reader = self._reader(data, self._asked)
             first = int(np.searchsorted(self._bounds, start, side="right")) - 1 if self._random_access else 0
             for batch in self._record_batches(reader, first):
@@ -108,6 +109,6 @@ def _check_bounds(array: pa.Array) -> None:
             raise
 
 
-def open_arrow(path: Path, columns: tuple[str, ...], max_rows: int | None) -> ArrowFile:
+def open_arrow(path: Place, columns: tuple[str, ...], max_rows: int | None) -> ArrowFile:
     """Read the schema and count the rows, at most about `max_rows`."""
     return ArrowFile(path, columns, max_rows)

@@ -10,7 +10,6 @@ over all files are read at the layout, and every batch counts only if its file i
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, suppress
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,6 +21,7 @@ from extract.sources.cursor import Batches, RowCursor
 from extract.sources.files import FileFormat, UnreadableFile, names_below_root, reading
 from extract.sources.fingerprints import check_unchanged, describe_file
 from extract.spec import SourceSpec
+from extract.storage import Place
 
 DECODE_ROWS = 4096
 """Most rows decoded at once."""
@@ -48,7 +48,7 @@ class RowFile(Protocol):
         """
 
 
-OpenFile = Callable[[Path, tuple[str, ...], int | None], RowFile]
+OpenFile = Callable[[Place, tuple[str, ...], int | None], RowFile]
 """Path, columns asked for, and how many rows will be read at most."""
 
 
@@ -60,7 +60,7 @@ class FileSource:
         *,
         spec: SourceSpec,
         format: FileFormat,
-        files: tuple[Path, ...],
+        files: tuple[Place, ...],
         open_file: OpenFile,
         known: dict[str, Any] | None = None,
     ) -> None:
@@ -130,7 +130,7 @@ class FileSource:
             },
         )
 
-    def _read_type(self, stored: pa.DataType, index: int, path: Path) -> pa.DataType:
+    def _read_type(self, stored: pa.DataType, index: int, path: Place) -> pa.DataType:
         return input_type(self._spec.input, stored, self._spec.column, path) if index == 0 else plain_type(stored)
 
     def _check_values(self, schema: pa.Schema, num_rows: int) -> None:
@@ -149,7 +149,7 @@ class FileSource:
                             if row >= num_rows:
                                 break
 
-    def _describe(self, paths: tuple[Path, ...]) -> list[dict[str, Any]]:
+    def _describe(self, paths: tuple[Place, ...]) -> list[dict[str, Any]]:
         known = {entry["name"]: entry for entry in (self._known or {}).get("files", ())}
         names = names_below_root(paths)
         total = sum(path.stat().st_size for path in paths)
@@ -196,7 +196,7 @@ class FileSource:
 
     def _check_unchanged(self, index: int) -> None:
         with reading(self._paths[index], self._format):
-            self._entries[index]["mtime_ns"] = check_unchanged(self._paths[index], self._entries[index])
+            self._entries[index] = check_unchanged(self._paths[index], self._entries[index])
 
     def _naming_columns(self, error: UnreadableFile, index: int, row: int) -> UnreadableFile:
         """The error with the columns that it comes from, found by reading each by itself, if not all are unreadable."""

@@ -15,6 +15,9 @@ from typing import Literal
 import pyarrow as pa
 
 from extract.errors import SourceError
+from extract.sources.objects import is_object_glob, object_files, unreachable
+from extract.storage import ObjectPath, Place, is_address
+from extract.storage.refusals import StoreRefused
 
 FileFormat = Literal["parquet", "arrow", "jsonl"]
 
@@ -64,7 +67,7 @@ class UnreadableFile(SourceError):
     template = "{path}: cannot be read as {format}: {problem}. Replace the file, or leave it out of the source."
 
 
-def format_of(path: Path) -> FileFormat | None:
+def format_of(path: Place) -> FileFormat | None:
     """The format that a file's extension stands for."""
     name = path.name.lower()
     return next((form for extension, form in EXTENSIONS.items() if name.endswith(extension)), None)
@@ -72,10 +75,12 @@ def format_of(path: Path) -> FileFormat | None:
 
 def is_glob(path: str) -> bool:
     """A pattern, unless a file of exactly this name exists."""
+    if is_address(path):
+        return is_object_glob(path)
     return glob.has_magic(path) and not Path(path).exists()
 
 
-def list_files(paths: tuple[str, ...], wanted: FileFormat) -> tuple[Path, ...]:
+def list_files(paths: tuple[str, ...], wanted: FileFormat) -> tuple[Place, ...]:
     """The files that `paths` stand for, in reading order.
 
     A path that names a file is taken whatever its extension is; directories give their files of format `wanted`, and so
@@ -86,10 +91,12 @@ def list_files(paths: tuple[str, ...], wanted: FileFormat) -> tuple[Path, ...]:
         NoFiles: a directory or a glob without files of the format.
         DuplicateFile: one file reached twice.
     """
-    listed: list[Path] = []
+    listed: list[Place] = []
     for path in paths:
-        if is_glob(path):
-            matches = glob_files(path)
+        if is_address(path) and not is_glob(path):
+            listed += _need(_named(object_files(path), path, wanted), path, wanted)
+        elif is_glob(path):
+            matches = object_files(path) if is_address(path) else glob_files(path)
             known = [match for match in matches if format_of(match) is not None]
             listed += _need(
                 [match for match in known if format_of(match) == wanted] if known else matches, path, wanted
@@ -103,14 +110,14 @@ def list_files(paths: tuple[str, ...], wanted: FileFormat) -> tuple[Path, ...]:
             raise NoSuchFile(path=path)
     seen: set[str] = set()
     for file in listed:
-        absolute = os.path.abspath(file)  # noqa: PTH100 - resolve() would follow links, two of which may be meant
+        absolute = str(file) if isinstance(file, ObjectPath) else _absolute(file)
         if absolute in seen:
             raise DuplicateFile(path=file)
         seen.add(absolute)
     return tuple(listed)
 
 
-def directory_files(directory: Path) -> list[Path]:
+def directory_files(directory: Path) -> list[Place]:
     """Files under a directory, sorted by relative name; linked directories are followed, each directory once.
 
     Raises:
@@ -130,10 +137,10 @@ def directory_files(directory: Path) -> list[Path]:
         visited.add(real)
         directories[:] = sorted(name for name in directories if not _is_hidden(name))
         found += [Path(root, name) for name in files if not _is_hidden(name)]
-    return sorted(found, key=lambda file: file.relative_to(directory).as_posix())
+    return [*sorted(found, key=lambda file: file.relative_to(directory).as_posix())]
 
 
-def glob_files(pattern: str) -> list[Path]:
+def glob_files(pattern: str) -> list[Place]:
     """Files that match, sorted by name. Hidden and "_" names count only where the pattern spells them so."""
     parts = Path(pattern).parts
     fixed = next(index for index, part in enumerate(parts) if glob.has_magic(part))
@@ -142,25 +149,28 @@ def glob_files(pattern: str) -> list[Path]:
     files = {match for match in matches if match.is_file()}
     if not spelled:
         files = {file for file in files if not any(_is_hidden(part) for part in file.parts[fixed:])}
-    return sorted(files, key=lambda file: file.as_posix())
+    return [*sorted(files, key=lambda file: file.as_posix())]
 
 
-def names_below_root(files: tuple[Path, ...]) -> tuple[str, ...]:
-    """Each file's name relative to the directory that holds them all, with forward slashes."""
-    absolute = [Path(os.path.abspath(file)) for file in files]  # noqa: PTH100 - as in list_files
+def names_below_root(files: tuple[Place, ...]) -> tuple[str, ...]:
+    """Each file's name relative to the directory or prefix that holds them all, with forward slashes."""
+    absolute = [Path(f"/{file.key}" if isinstance(file, ObjectPath) else _absolute(file)) for file in files]
     root = Path(os.path.commonpath([file.parent for file in absolute]))
     return tuple(file.relative_to(root).as_posix() for file in absolute)
 
 
 @contextmanager
-def reading(path: Path, format: str) -> Iterator[None]:
+def reading(path: Place, format: str) -> Iterator[None]:
     """Turn what pyarrow and the file system raise on a bad file into one error that names the file.
 
     Raises:
         UnreadableFile: in place of any such error.
+        UnreachableSource: an object store cannot be asked.
     """
     try:
         yield
+    except StoreRefused as refused:
+        raise unreachable(refused) from refused
     except (pa.ArrowException, OSError, ValueError) as error:
         lines = str(error).splitlines() or [type(error).__name__]
         raise UnreadableFile(path=path, format=format, problem=lines[0][:300].rstrip(".")) from error
@@ -170,7 +180,20 @@ def _glob(pattern: str, include_hidden: bool) -> list[str]:
     return glob.glob(pattern, recursive=True, include_hidden=include_hidden)  # noqa: PTH207 - follows linked directories
 
 
-def _need(files: list[Path], path: str, wanted: FileFormat) -> list[Path]:
+def _absolute(file: Path) -> str:
+    return os.path.abspath(file)  # noqa: PTH100 - resolve() would follow links, two of which may be meant
+
+
+def _named(files: list[Place], path: str, wanted: FileFormat) -> list[Place]:
+    """What an address stands for: the object of that name, whatever its extension, or those under it of a format."""
+    if len(files) == 1 and str(files[0]) == path:
+        return files
+    if not files:
+        raise NoSuchFile(path=path)
+    return [file for file in files if format_of(file) == wanted]
+
+
+def _need(files: list[Place], path: str, wanted: FileFormat) -> list[Place]:
     if not files:
         extensions = ", ".join(extension for extension, form in EXTENSIONS.items() if form == wanted)
         raise NoFiles(path=path, found=f"no {wanted} files", extensions=extensions)

@@ -3,6 +3,8 @@
 Small files are hashed whole. Hashing terabytes before a plan can be shown would cost more than it tells, so large files
 are hashed by their size, ends and evenly spaced blocks, and the fingerprint says so ("sampled"). The modification time
 is only a shortcut: it is recorded to avoid hashing again, and left out of `identity`, which a resume compares.
+
+An object is known by its size and the tag that its store gives to its content; hashing it would be to fetch it.
 """
 
 import hashlib
@@ -12,6 +14,7 @@ from typing import Any
 
 from extract.canonical import file_digest
 from extract.errors import SourceError
+from extract.storage import ObjectFacts, ObjectPath, Place
 
 WHOLE_FILE_BYTES = 256 * 2**20
 WHOLE_SOURCE_BYTES = 16 * 2**30
@@ -31,13 +34,16 @@ class SourceChanged(SourceError):
 
 
 def describe_file(
-    path: Path, name: str, rows: int | None, known: Mapping[str, Any] | None = None, source_bytes: int = 0
+    path: Place, name: str, rows: int | None, known: Mapping[str, Any] | None = None, source_bytes: int = 0
 ) -> dict[str, Any]:
     """The entry of one file in a source's fingerprint.
 
     `known` is this file's entry in an earlier fingerprint; its digest is taken over while size and time still match.
     `source_bytes` is the size of all files together.
     """
+    if isinstance(path, ObjectPath):
+        facts = path.stat()
+        return {"name": name, "size": facts.st_size, "rows": rows, "e_tag": facts.e_tag}
     stat = path.stat()
     entry: dict[str, Any] = {"name": name, "size": stat.st_size, "rows": rows, "mtime_ns": stat.st_mtime_ns}
     if known is not None and all(known.get(key) == entry[key] for key in ("name", "size", "mtime_ns")):
@@ -46,10 +52,10 @@ def describe_file(
     return entry | {"sha256": _digest(path, sampled=sampled), "sampled": sampled}
 
 
-def check_unchanged(path: Path, entry: Mapping[str, Any]) -> int:
+def check_unchanged(path: Place, entry: Mapping[str, Any]) -> dict[str, Any]:
     """Compare a file with its fingerprint entry: size and time, and the digest only if the time differs.
 
-    Returns the modification time in ns at which the file was found to be the same.
+    Returns the entry with the modification time at which the file was found to be the same.
 
     Raises:
         SourceChanged: gone, of another size, or of other bytes.
@@ -60,11 +66,16 @@ def check_unchanged(path: Path, entry: Mapping[str, Any]) -> int:
         raise SourceChanged(path=path, field="size", expected=f"{entry['size']:,}", found="gone") from None
     if stat.st_size != entry["size"]:
         raise SourceChanged(path=path, field="size", expected=f"{entry['size']:,}", found=f"{stat.st_size:,}")
+    if isinstance(stat, ObjectFacts):
+        if stat.e_tag != entry["e_tag"]:
+            raise SourceChanged(path=path, field="e_tag", expected=entry["e_tag"], found=stat.e_tag)
+        return dict(entry)
+    assert isinstance(path, Path)  # or it would have had the other kind of facts
     if stat.st_mtime_ns != entry["mtime_ns"]:
         found = _digest(path, sampled=entry["sampled"])
         if found != entry["sha256"]:
             raise SourceChanged(path=path, field="sha256", expected=entry["sha256"][:12], found=found[:12])
-    return stat.st_mtime_ns
+    return {**entry, "mtime_ns": stat.st_mtime_ns}
 
 
 def _digest(path: Path, *, sampled: bool) -> str:

@@ -18,7 +18,9 @@ from extract.sources.files import (
     glob_files,
     is_glob,
 )
+from extract.sources.objects import object_files
 from extract.spec import SourceSpec
+from extract.storage import Place, is_address
 
 SAVED_DATASET = ("state.json", "dataset_dict.json")
 """What `save_to_disk` leaves: one of these beside or above its .arrow files."""
@@ -40,10 +42,10 @@ class MixedFormats(SourceError):
     )
 
 
-class RemotePath(SourceError):
-    """An address instead of a path."""
+class UnknownScheme(SourceError):
+    """An address of a kind that is not read."""
 
-    template = "{path}: addresses are not read. Copy the files here, or name a Hugging Face dataset."
+    template = "{path}: addresses of this kind are not read. Give a path, s3://, gs://, or name a Hugging Face dataset."
 
 
 def choose_format(spec: SourceSpec) -> FileFormat | Literal["hf"]:
@@ -56,13 +58,13 @@ def choose_format(spec: SourceSpec) -> FileFormat | Literal["hf"]:
         MixedFormats: files of more than one format.
     """
     for path in spec.paths:
-        if "://" in path and not Path(path).exists():
-            raise RemotePath(path=path)
+        if "://" in path and not is_address(path) and not Path(path).exists():
+            raise UnknownScheme(path=path)
     if spec.format != "auto":
         return spec.format
     if len(spec.paths) == 1 and (is_saved_dataset(Path(spec.paths[0])) or looks_like_hub_name(spec.paths[0])):
         return "hf"
-    first: tuple[Path, FileFormat] | None = None
+    first: tuple[Place, FileFormat] | None = None
     for path in spec.paths:
         for file, form in _known_files(path):
             if first is not None and form != first[1]:
@@ -82,8 +84,14 @@ def looks_like_hub_name(path: str) -> bool:
     return not Path(path).exists() and format_of(Path(path)) is None and _HUB_NAME.fullmatch(path) is not None
 
 
-def _known_files(path: str) -> list[tuple[Path, FileFormat]]:
-    if is_glob(path):
+def _known_files(path: str) -> list[tuple[Place, FileFormat]]:
+    if is_address(path):
+        files = object_files(path)
+        if not files and not is_glob(path):
+            raise NoSuchFile(path=path)
+        if [str(file) for file in files] == [path] and format_of(files[0]) is None:
+            raise UnknownFormat(path=path)
+    elif is_glob(path):
         files = glob_files(path)
     elif Path(path).is_dir():
         files = directory_files(Path(path))

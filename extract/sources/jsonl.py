@@ -18,6 +18,8 @@ from extract.errors import SourceError
 from extract.sources.columns import missing_column
 from extract.sources.file_source import DECODE_BYTES, DECODE_ROWS, StoredBatches
 from extract.sources.json_types import Conflict, SeenValues
+from extract.storage import Place
+from extract.storage.arrow_files import RangeFile
 
 INDEX_ROWS = 1024
 _COMPRESSION = {".gz": "gzip", ".zst": "zstd"}
@@ -34,7 +36,7 @@ class BadLine(SourceError):
 class JsonLines:
     """See `RowFile`. The first column asked for is the input; only it may hold what UTF-8 cannot."""
 
-    def __init__(self, path: Path, columns: tuple[str, ...], max_rows: int | None) -> None:
+    def __init__(self, path: Place, columns: tuple[str, ...], max_rows: int | None) -> None:
         self._path = path
         self._columns = columns
         self._compression = _COMPRESSION.get(path.suffix.lower())
@@ -116,15 +118,16 @@ class JsonLines:
 
     def _open(self) -> BufferedReader:
         # pyarrow's stream, not gzip's or zstandard's: it reads concatenated members and raises on a truncated file.
-        return BufferedReader(pa.input_stream(str(self._path), compression=self._compression), 2**20)
+        file = str(self._path) if isinstance(self._path, Path) else RangeFile(self._path)
+        return BufferedReader(pa.input_stream(file, compression=self._compression), 2**20)
 
 
-def open_jsonl(path: Path, columns: tuple[str, ...], max_rows: int | None) -> JsonLines:
+def open_jsonl(path: Place, columns: tuple[str, ...], max_rows: int | None) -> JsonLines:
     """Read the file once, or its first `max_rows` rows."""
     return JsonLines(path, columns, None if max_rows is None else max(max_rows, 1))
 
 
-def _lines(file: BufferedReader, path: Path, first: int) -> Iterator[tuple[int, bytes]]:
+def _lines(file: BufferedReader, path: Place, first: int) -> Iterator[tuple[int, bytes]]:
     """Numbered lines. Blank ones may end the file, and are an error anywhere else: rows are counted by lines."""
     blank = None
     for number, line in enumerate(file, first):
@@ -136,7 +139,7 @@ def _lines(file: BufferedReader, path: Path, first: int) -> Iterator[tuple[int, 
         yield number, line
 
 
-def _parse(line: bytes, path: Path, number: int) -> dict[str, Any]:
+def _parse(line: bytes, path: Place, number: int) -> dict[str, Any]:
     body = (line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line).rstrip(b"\r\n")
     try:
         row = json.loads(body.decode("utf-8", "surrogateescape"))

@@ -18,6 +18,8 @@ import pyarrow.parquet as pq
 from extract.errors import SourceError
 from extract.sources.columns import ColumnPath, find_column, take_column
 from extract.sources.file_source import DECODE_BYTES, DECODE_ROWS, StoredBatches
+from extract.storage import Place
+from extract.storage.arrow_files import arrow_file
 
 BUFFER_BYTES = 2**20
 ENCRYPTED_MAGIC = b"PARE"
@@ -32,9 +34,9 @@ class EncryptedParquet(SourceError):
 class ParquetFile:
     """See `RowFile`. Keeps row counts of the row groups, not the footer."""
 
-    def __init__(self, path: Path, columns: tuple[str, ...]) -> None:
-        with path.open("rb") as bare:
-            bare.seek(max(0, path.stat().st_size - 8))
+    def __init__(self, path: Place, columns: tuple[str, ...]) -> None:
+        with arrow_file(path) as bare:
+            bare.seek(max(0, bare.size() - 8))
             footer_end = bare.read(8)  # length of the footer, magic
         if footer_end[4:] == ENCRYPTED_MAGIC:
             raise EncryptedParquet(path=path, what="it", otherwise="")
@@ -93,13 +95,14 @@ class ParquetFile:
         return max(1, min(DECODE_ROWS, rows * DECODE_BYTES // max(size, 1)))
 
 
-def open_parquet(path: Path, columns: tuple[str, ...], max_rows: int | None) -> ParquetFile:
+def open_parquet(path: Place, columns: tuple[str, ...], max_rows: int | None) -> ParquetFile:
     """Read the footer. `max_rows` changes nothing: the footer has it all."""
     return ParquetFile(path, columns)
 
 
-def _open(path: Path) -> pq.ParquetFile:
-    return pq.ParquetFile(path, pre_buffer=False, buffer_size=BUFFER_BYTES, page_checksum_verification=True)
+def _open(path: Place) -> pq.ParquetFile:
+    file = path if isinstance(path, Path) else arrow_file(path)
+    return pq.ParquetFile(file, pre_buffer=False, buffer_size=BUFFER_BYTES, page_checksum_verification=True)
 
 
 def _read(
@@ -111,7 +114,7 @@ def _read(
     return batches
 
 
-def _refuse_encrypted(file: pq.ParquetFile, columns: tuple[str, ...], path: Path) -> None:
+def _refuse_encrypted(file: pq.ParquetFile, columns: tuple[str, ...], path: Place) -> None:
     """Try each column of a file with a plain, signed footer, which says that some of its columns are encrypted."""
     for name in columns:
         try:

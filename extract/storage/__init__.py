@@ -10,10 +10,19 @@ from urllib.parse import unquote, urlsplit
 
 from extract.errors import SpecError
 from extract.storage.bucket import Bucket
-from extract.storage.object_path import ObjectPath
+from extract.storage.object_path import ObjectFacts, ObjectPath
 from extract.storage.scratch import make_scratch_folder, scratch_folder
 
-__all__ = ["BadAddress", "ObjectPath", "Place", "is_address", "locate", "make_scratch_folder", "scratch_folder"]
+__all__ = [
+    "BadAddress",
+    "ObjectFacts",
+    "ObjectPath",
+    "Place",
+    "is_address",
+    "locate",
+    "make_scratch_folder",
+    "scratch_folder",
+]
 
 Place = Path | ObjectPath
 

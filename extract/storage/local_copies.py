@@ -56,9 +56,7 @@ def local_copy(path: Place, sha256: str, num_bytes: int, *, again: bool = False)
         _make_room(folder, num_bytes)
     temporary = folder / f".{sha256[:16]}.{os.getpid()}-{secrets.token_hex(4)}"
     try:
-        with clear_write_errors(temporary):
-            temporary.touch(mode=0o600)
-        found, size = _fetch(path, temporary)
+        found, size = download(path, temporary)
         if (found, size) != (sha256, num_bytes):
             raise DamagedObject(path=path, problem=_difference(found, size, sha256, num_bytes), root=path.parent.parent)
         with clear_write_errors(copy):
@@ -68,16 +66,24 @@ def local_copy(path: Place, sha256: str, num_bytes: int, *, again: bool = False)
     return copy
 
 
-def _fetch(path: ObjectPath, target: Path) -> tuple[str, int]:
-    """Copy an object to a local file; returns its sha256 and size."""
+def download(path: ObjectPath, target: Path) -> tuple[str, int]:
+    """Copy an object to a new local file, durably; returns its sha256 and size.
+
+    Raises:
+        FileNotFoundError: no such object.
+    """
     digest, size = hashlib.sha256(), 0
-    chunks = path.chunks()
-    with target.open("wb") as file:
-        for chunk in chunks:
+    with clear_write_errors(target):
+        file = target.open("xb")
+    with file:
+        for chunk in path.chunks():
             digest.update(chunk)
             size += len(chunk)
             with clear_write_errors(target):
                 file.write(chunk)
+        with clear_write_errors(target):
+            file.flush()
+            os.fsync(file.fileno())
     return digest.hexdigest(), size
 
 

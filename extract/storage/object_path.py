@@ -58,6 +58,11 @@ class ObjectPath:
         return self.key.rpartition("/")[2]
 
     @property
+    def suffix(self) -> str:
+        """The last extension of the name."""
+        return Path(self.name).suffix
+
+    @property
     def parent(self) -> "ObjectPath":
         """What this lies in."""
         return ObjectPath(self.bucket, self.key.rpartition("/")[0])

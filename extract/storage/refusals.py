@@ -80,19 +80,20 @@ _KINDS = (
     ),
 )
 _FULL = r"QuotaExceeded|InsufficientCapacity|507 Insufficient|XMinioStorageFull"
-_CODE = re.compile(r"<Code>(\w{1,60})</Code>|(\d{3} [A-Z][A-Za-z ]{2,40})")
+_CODE = re.compile(r"<Code>(\w{1,60})</Code>")
+_STATUS = re.compile(r"status code: (\d{3} [A-Z][A-Za-z ]{2,40})")
 
 
 def refusal(path: object, error: BaseException) -> ExtractError:
     """The error to raise for what the client library said about a place."""
     text, scheme = str(error), str(path).partition("://")[0]
-    found = _CODE.search(text)
-    code = "" if found is None else found[1] or found[2]
+    found = _CODE.search(text) or _STATUS.search(text)
+    code = "" if found is None else found[1]
     if re.search(_FULL, text):
         return StoreFull(path=path, code=code)
     for kind in _KINDS:
         if re.search(kind.shown_by, text):
-            said = f" ({code})" if code and code not in ("404 Not Found",) else ""
+            said = f" ({code})" if code else ""
             advice = kind.advice.format(settings=_SETTINGS[scheme], endpoint=_ENDPOINT[scheme])
             return StoreRefused(path=path, problem=kind.problem + said, advice=advice)
     first = (text.splitlines() or [type(error).__name__])[0][:200].rstrip(".")

@@ -41,7 +41,7 @@ COMMANDS: dict[str, str] = {
     "sources.files.UnreadableFile": PLAN + "empty.parquet",
     "sources.formats.UnknownFormat": PLAN + "data.bin",
     "sources.formats.MixedFormats": PLAN + "mixed",
-    "sources.formats.RemotePath": PLAN + "s3://bucket/rows.parquet",
+    "sources.formats.UnknownScheme": PLAN + "ftp://host/rows.parquet",
     "sources.hf.OneDatasetOnly": PLAN + "a --data b --format hf",
     "sources.columns.NoSuchColumn": PLAN + "rows.parquet --column txt",
     "sources.columns.AmbiguousColumn": PLAN + "twice.parquet",
@@ -82,6 +82,7 @@ FACTS: dict[str, dict[str, Any]] = {
     "engine.tensorrt_builder.VendorPrecision": {"found": "bfloat16", "path": "checkpoint-fp8", "expected": "fp8"},
     "engine.tiers.NoTiers": {"runtime": "torch"},
     "fidelity_check.measure.NothingToHold": {"problem": "checkpoint holds no output head"},
+    "embedding.NoSuchPrompt": {"checkpoint": "org/model", "found": "passage", "known": "It has: query, document."},
     "output.NoSuchRow": {"path": "out", "row": 20, "problem": "the last one is 19"},
     "planning.StatesNotGiven": {"found": "tokens", "expected": "last"},
     "quantizing.QuantizedExists": {"path": "checkpoint-fp8"},
@@ -118,6 +119,11 @@ FACTS: dict[str, dict[str, Any]] = {
         "path": "org/none",
         "problem": "no such file or directory, and no Hugging Face dataset that can be loaded: not on the hub",
     },
+    "sources.objects.UnreachableSource": {
+        "path": "s3://bucket/rows.parquet",
+        "problem": "the store does not answer",
+        "advice": "Check the network and AWS_ENDPOINT_URL.",
+    },
     "sources.hf.NoSuchSplit": {"path": "saved", "split": "dev", "splits": "train, test"},
     "sources.parquet.EncryptedParquet": {
         "path": "rows.parquet",
@@ -126,6 +132,18 @@ FACTS: dict[str, dict[str, Any]] = {
     },
     "text.text_column.WrongColumnType": {"found": "int64", "input": "text", "expected": "strings or bytes"},
     # 4: checkpoint and engine
+    "embedding.OtherCheckpoint": {
+        "path": "engine",
+        "found": "SmolLM2",
+        "found_sha256": "0123456789ab",
+        "expected": "org/model",
+        "expected_sha256": "cdef01234567",
+    },
+    "engine.embedding_settings.NotApplied": {
+        "path": "model/modules.json",
+        "found": "it lists a module sentence_transformers.models.Dense (2_Dense)",
+        "advice": "For the decoder's own states: extract build and extract run.",
+    },
     "engine.fetching.UnreachableEngine": {
         "path": "s3://bucket/engine/contract.json",
         "problem": "no permission (AccessDenied)",
@@ -317,6 +335,14 @@ FACTS: dict[str, dict[str, Any]] = {
     "job.OtherJob": {"path": "out", "field": "states.dtype", "found": "float16", "expected": "float32"},
     "runners.workers.TooManyWorkers": {"workers": 4, "cards": 2, "advice": "Start one worker a card."},
     # 6: shards that failed
+    "runners.ray_cluster.NoCluster": {"address": "10.0.0.1:6379", "problem": "it does not answer"},
+    "runners.ray_cluster.RayMissing": {"problem": "does not import (No module named ray)"},
+    "runners.ray_driver.ShardsLost": {
+        "path": "out",
+        "failed": 1,
+        "shards": 10,
+        "details": "shard 3: no progress for 1,800 s",
+    },
     "runners.finalizing.ShardsMissing": {"path": "out", "missing": 3, "shards": 10, "which": "2, 7-8"},
     "runners.session.StreamHasNoShards": {"what": "--worker-index"},
     "runners.stripes.NoSuchStripe": {"index": 4, "last": 3, "count": 4},
