@@ -43,9 +43,14 @@ OPTIONS = {
     """,
     "inspect": "--json --row",
     "plan": f"{JOB} --json",
-    "run": f"{JOB} --json --quiet --worker-count --worker-index --workers",
+    "run": f"{JOB} --address --json --on --quiet --worker-count --worker-index --workers",
     "finalize": "--json",
     "status": "--json",
+    "embed": """
+        --carry --column --dataset-config --dtype --engine --format --id-column --json --limit --max-input-tokens
+        --max-tokens --no-normalize --normalize --output --pool --precision --prompt --prompt-name --quiet
+        --reserve-bytes --revision --special-tokens --split --threads --workers -o
+    """,
     "verify": "--engine --json --recompute --reference --repair",
     "reprocess": """
         --cast --compression --compression-level --engine --json --outcome --output --pool --quiet --rows
@@ -72,6 +77,7 @@ ARGUMENTS = {
     "run": ["[SPEC]"],
     "finalize": ["OUT"],
     "status": ["OUT"],
+    "embed": ["CHECKPOINT", "DATA"],
     "verify": ["OUT"],
     "reprocess": ["OUT"],
     "report": ["OUT"],

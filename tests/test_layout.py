@@ -85,6 +85,7 @@ AT_MODULE_LEVEL = {
 """Which may do so at module level; the others inside the function that needs it."""
 
 OPTIONAL = {
+    "ray": r"runners\.ray_cluster",
     "tensorrt_llm": r"tensorrt\.\w+",
     "tensorrt": r"tensorrt\.\w+",
     "lance": r"exporting\.lance",

@@ -1,7 +1,5 @@
 """`extract plan`, `extract run`, `extract finalize`, `extract status`."""
 
-from pathlib import Path
-
 import click
 
 from extract.cli.options import PLACE, job_options, json_option
@@ -33,10 +31,9 @@ def plan_command(spec: JobSpec, as_json: bool) -> None:
 @job_options
 @click.option(
     "--workers",
-    type=click.IntRange(min=1),
-    default=1,
+    type=int,
     metavar="PROCESSES",
-    help="Processes, each with an engine and a share of the threads, or a card.  [default: 1]",
+    help="Processes, each with an engine and a share of the threads, or a card.  [default: 1; all that fit on ray]",
 )
 @click.option(
     "--worker-index",
@@ -45,10 +42,21 @@ def plan_command(spec: JobSpec, as_json: bool) -> None:
     help="Make only shards INDEX, INDEX + COUNT, ...: one of COUNT workers of an array job.  [default: none]",
 )
 @click.option("--worker-count", type=int, metavar="COUNT", help="Of --worker-index.  [default: none]")
+@click.option(
+    "--on", type=click.Choice(["here", "ray"]), default="here", help="Where the work is done.  [default: here]"
+)
+@click.option("--address", metavar="ADDRESS", help="Of a Ray cluster, such as auto.  [default: this machine]")
 @click.option("--quiet", is_flag=True, help="No progress on stderr.")
 @json_option
 def run_command(
-    spec: JobSpec, workers: int, worker_index: int | None, worker_count: int | None, quiet: bool, as_json: bool
+    spec: JobSpec,
+    workers: int | None,
+    worker_index: int | None,
+    worker_count: int | None,
+    on: str,
+    address: str | None,
+    quiet: bool,
+    as_json: bool,
 ) -> None:
     """Run a job, or go on with it after a stop, a kill or a crash.
 
@@ -67,7 +75,20 @@ def run_command(
 
     if (worker_index is None) != (worker_count is None):
         raise click.UsageError("--worker-index and --worker-count go together.")
+    if workers is not None and workers < 1:
+        raise click.UsageError("--workers is 1 or more.")
+    if on != "ray" and address is not None:
+        raise click.UsageError("--address goes with --on ray.")
+    if on == "ray" and worker_index is not None:
+        raise click.UsageError("--worker-index does not go with --on ray, where a driver hands out the shards.")
     progress = Progress(quiet=quiet)
+    if on == "ray":
+        from extract.runners.ray_driver import RaySettings, run_on_ray
+
+        settings = RaySettings(address=address, max_workers=workers)
+        emit(run_on_ray(spec, settings, progress=progress), summary_text, as_json)
+        return
+    workers = workers or 1
     if worker_index is not None and worker_count is not None:
         emit(run_stripe(spec, worker_index, worker_count, progress=progress, workers=workers), stripe_text, as_json)
         return
@@ -75,9 +96,9 @@ def run_command(
 
 
 @click.command("finalize")
-@click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
+@click.argument("out", metavar="OUT", type=PLACE)
 @json_option
-def finalize_command(out: Path, as_json: bool) -> None:
+def finalize_command(out: Place, as_json: bool) -> None:
     """End a job whose shards were made by the workers of an array job.
 
     Use it after `extract run --worker-index`, when all workers have ended: it checks that the shards cover every row of

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from extract.commits import committed_shards
@@ -10,6 +9,7 @@ from extract.completion import complete
 from extract.errors import ShardsFailed
 from extract.job import JobDirectory, read_job
 from extract.manifest import Totals, totals
+from extract.storage import Place
 
 MAX_RANGES = 50
 
@@ -35,7 +35,7 @@ class Finalized:
         return asdict(self)
 
 
-def finalize_output(root: Path) -> Finalized:
+def finalize_output(root: Place) -> Finalized:
     """Check that the shards cover every row once, write the manifest, and remove what dead workers left.
 
     Raises:

@@ -8,6 +8,8 @@ from types import FrameType
 
 from extract.errors import Interrupted
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 
 class StopRequested(Interrupted):
     """A signal asked the run to stop."""
@@ -34,6 +36,12 @@ class Interrupts:
         finally:
             self._gentle = False
 
+    def listen(self) -> None:
+        """Take the signals, again if a library has taken them since; only the main thread can."""
+        if threading.current_thread() is threading.main_thread():
+            for number in SIGNALS:
+                signal.signal(number, self.handle)
+
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Signal handler."""
         if self.stop.is_set() or not self._gentle:
@@ -48,7 +56,8 @@ def interruptible() -> Iterator[Interrupts]:
     if threading.current_thread() is not threading.main_thread():
         yield interrupts
         return
-    before = {number: signal.signal(number, interrupts.handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    interrupts.listen()
     try:
         yield interrupts
     finally:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from extract.commits import Commit, committed_shards, read_commits
 from extract.completion import complete
@@ -42,6 +43,12 @@ class Made:
     parts: tuple[WorkerPart, ...] = ()
     error: ShardsFailed | None = None
     """Why shards are missing, where that needs other words than the usual ones."""
+    _workers: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def add(self, commit: Commit) -> None:
+        """A record that was won elsewhere; the same worker's table is kept once, for there may be a million records."""
+        object.__setattr__(commit, "worker", self._workers.setdefault(repr(commit.worker), commit.worker))
+        self.commits.append(commit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -157,7 +157,7 @@ class _Watch:
                 session.todo.note(commit)
                 if won:
                     slot.made(commit.num_rows)
-                    self._made.commits.append(commit)
+                    self._made.add(commit)
             case Broke(shard, reason):
                 slot.in_flight.discard(shard)
                 session.todo.broke(shard, reason, most=MAX_ATTEMPTS)
@@ -213,7 +213,7 @@ class _Watch:
         self._session.todo.note(commit)
         self._suspects.discard(shard)
         slot.made(commit.num_rows)
-        self._made.commits.append(commit)
+        self._made.add(commit)
         return True
 
     def _share_what_is_left_out(self) -> None:

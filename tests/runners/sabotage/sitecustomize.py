@@ -1,6 +1,7 @@
 """Faults inside worker processes: Python runs this file at its start if it lies on PYTHONPATH.
 
-`EXTRACT_SABOTAGE` holds a JSON object; see `_FAULTS`. Nothing of the package is imported before the process does so.
+`EXTRACT_SABOTAGE` holds a JSON object, or `@` and a file that may hold one when the package is imported; see `_FAULTS`.
+Nothing of the package is imported before the process does so.
 """
 
 import importlib.abc
@@ -66,9 +67,6 @@ _FAULTS: dict[str, Callable[[Any, dict[str, Any]], None]] = {
 class _Saboteur(importlib.abc.MetaPathFinder):
     """Lets the usual finder find a module, and changes it once it has run."""
 
-    def __init__(self, settings: dict[str, Any]) -> None:
-        self._settings = settings
-
     def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         if name not in _FAULTS:
             return None
@@ -79,11 +77,22 @@ class _Saboteur(importlib.abc.MetaPathFinder):
 
         def exec_module(module: Any) -> None:
             run(module)
-            _FAULTS[name](module, self._settings)
+            _FAULTS[name](module, _settings())
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
 
+def _settings() -> dict[str, Any]:
+    given = os.environ["EXTRACT_SABOTAGE"]
+    if not given.startswith("@"):
+        return dict(json.loads(given))
+    try:
+        with open(given[1:]) as file:
+            return dict(json.load(file))
+    except FileNotFoundError:
+        return {}
+
+
 if "EXTRACT_SABOTAGE" in os.environ:
-    sys.meta_path.insert(0, _Saboteur(json.loads(os.environ["EXTRACT_SABOTAGE"])))
+    sys.meta_path.insert(0, _Saboteur())

@@ -1,0 +1,339 @@
+"""`extract run --on ray`: a driver hands shard numbers to workers on a cluster, one at a time, and watches over them.
+
+Nothing but numbers and small records passes through Ray: workers read the source and write shards themselves. A call
+that does not come back means "outcome unknown": the worker is killed, replaced, and its shard is handed out again; if
+it was committed after all, the next attempt finds the record. A driver that dies costs the shards in flight.
+"""
+
+import time
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from extract.errors import ExtractError, ShardsFailed
+from extract.progress import Counts, Progress
+from extract.runners.dispatch import Dispatch
+from extract.runners.ray_actor import Loaded, Outcome
+from extract.runners.ray_cluster import Cluster, Lost, Node
+from extract.runners.ray_slots import RaySlot
+from extract.runners.session import Made, Session, StreamHasNoShards, run_job
+from extract.runners.summary import Summary, first_reasons
+from extract.spec import JobSpec
+
+WAIT_S = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaySettings:
+    """How a cluster is used.
+
+    Attributes:
+        address: of the cluster; `None`: one is started on this machine.
+        max_workers: at most so many; `None`: as many as the nodes hold.
+        max_attempts: of one shard.
+        node_budget: failures to load an engine after which a node is left alone.
+        boot_timeout_s: until a worker has loaded its engine.
+        stall_timeout_s: without any progress in a shard.
+        stop_timeout_s: that workers have to drop what is in flight.
+        look_every_s: for nodes that have joined or left.
+        count_every_s: for the progress.
+        straggler_factor: times the median of a shard's time, after which it may be made a second time.
+    """
+
+    address: str | None = None
+    max_workers: int | None = None
+    max_attempts: int = 4
+    node_budget: int = 3
+    boot_timeout_s: float = 1800.0
+    stall_timeout_s: float = 1800.0
+    stop_timeout_s: float = 30.0
+    look_every_s: float = 10.0
+    count_every_s: float = 2.0
+    straggler_factor: float = 3.0
+
+
+class ShardsLost(ShardsFailed):
+    """Shards that failed on every attempt, or a cluster on which no worker can run."""
+
+    template = "{path}: {failed} of {shards} shards are missing: {details}. Run again to try them again."
+
+
+def run_on_ray(spec: JobSpec, settings: RaySettings, *, progress: Progress | None = None) -> Summary:
+    """Run a job on a Ray cluster, or go on with it.
+
+    Args:
+        spec: the job; its paths must lead to the same files on every node.
+        settings: how the cluster is used.
+        progress: where to show how far it is.
+
+    Raises:
+        RayMissing, NoCluster: there is nothing to run on.
+        StreamHasNoShards: the source is a stream of unknown length.
+        ShardsFailed: the rest is done, but some shards failed on every attempt.
+        ResumeRefused, OutOfSpace, Interrupted: as `run`.
+    """
+    return run_job(with_whole_paths(spec), progress, partial(_make_on_ray, settings=settings))
+
+
+def with_whole_paths(spec: JobSpec) -> JobSpec:
+    """Workers start in another directory: relative paths become absolute, addresses and names of datasets stay."""
+    source = spec.source
+    paths = tuple(
+        path if "://" in path or (source.format == "hf" and not Path(path).exists()) else str(Path(path).absolute())
+        for path in source.paths
+    )
+    return replace(
+        spec,
+        source=replace(source, path=paths if isinstance(source.path, tuple) else paths[0]),
+        engine=_whole(spec.engine),
+        output=_whole(spec.output),
+    )
+
+
+def _whole(path: str | None) -> str | None:
+    return path if path is None or "://" in path else str(Path(path).absolute())
+
+
+def _make_on_ray(session: Session, *, settings: RaySettings) -> Made:
+    if session.plan.num_shards is None:
+        raise StreamHasNoShards(what="--on ray")
+    session.progress.say(f"connecting to ray at {settings.address or 'this machine'}")
+    with Cluster(settings.address) as cluster:
+        session.interrupts.listen()  # importing Ray takes SIGTERM
+        return _Driver(session, settings, cluster).make()
+
+
+class _Driver:
+    """The state of one run."""
+
+    def __init__(self, session: Session, settings: RaySettings, cluster: Cluster) -> None:
+        self._session, self._settings, self._cluster = session, settings, cluster
+        self._spec = session.plan.spec
+        self._made = Made()
+        self._dispatch = Dispatch(
+            session.todo.left(), max_attempts=settings.max_attempts, straggler_factor=settings.straggler_factor
+        )
+        contract = session.plan.engine
+        self._num_gpus = 0 if contract.device.type == "cpu" else 1
+        self._num_cpus = self._spec.run.threads or contract.runtime.threads or (1 if self._num_gpus else None)
+        self._slots: list[RaySlot] = []
+        self._failures: Counter[str] = Counter()
+        self._last_failure: ExtractError | str = "no node has room for a worker"
+        self._looked = float("-inf")
+        self._empty_since: float | None = None
+
+    def make(self) -> Made:
+        """Until every shard is committed or has failed."""
+        session = self._session
+        stop = session.interrupts.stop
+        try:
+            with session.making():
+                while self._dispatch.num_open and not stop.is_set():
+                    self._place_workers()
+                    self._hand_out()
+                    self._ask_for_counts()
+                    self._hear(WAIT_S)
+                    self._end_what_hangs()
+                if stop.is_set():
+                    self._wind_down()
+                    raise KeyboardInterrupt
+        finally:
+            for slot in self._slots:
+                self._end(slot)
+        self._made.parts = tuple(slot.part() for slot in self._slots if slot.num_starts)
+        if self._dispatch.failed:
+            session.todo.failed |= self._dispatch.failed
+            self._made.error = self._lost()
+        return self._made
+
+    def _lost(self) -> ShardsLost:
+        failed = self._session.todo.failed
+        return ShardsLost(
+            path=self._session.directory.root,
+            failed=len(failed),
+            shards=self._session.plan.num_shards,
+            details=first_reasons(failed),
+        )
+
+    # --- workers --------------------------------------------------------------------------------------------------
+
+    def _place_workers(self) -> None:
+        """Look for nodes now and then, and start a worker wherever one is missing and there is work for it."""
+        now = time.monotonic()
+        living = [slot for slot in self._slots if slot.handle is not None]
+        if now - self._looked < self._settings.look_every_s and living:
+            return
+        if now - self._looked < min(1.0, self._settings.look_every_s):
+            return
+        self._looked = now
+        nodes = self._cluster.nodes(self._num_gpus, self._num_cpus)
+        usable = [node for node in nodes if self._failures[node.node_id] < self._settings.node_budget]
+        if not usable and not living:
+            self._give_up_if_nothing_can_run(nodes)
+            return
+        self._empty_since = None
+        self._make_room(usable)
+        here = {node.node_id for node in usable}
+        most = min(self._dispatch.num_open, self._settings.max_workers or self._dispatch.num_open)
+        for slot in self._slots:
+            if len(living) >= most:
+                break
+            if slot.handle is None and slot.node.node_id in here:
+                self._start(slot)
+                living.append(slot)
+        self._session.progress.num_workers = max(1, len(living))
+
+    def _make_room(self, nodes: list[Node]) -> None:
+        """A slot for each worker that each node holds; node by node, so that few workers spread over many nodes."""
+        known = Counter(slot.node.node_id for slot in self._slots)
+        for depth in range(max((node.capacity for node in nodes), default=0)):
+            for node in nodes:
+                if known[node.node_id] <= depth < node.capacity:
+                    self._slots.append(RaySlot(number=len(self._slots), node=node))
+                    known[node.node_id] += 1
+
+    def _give_up_if_nothing_can_run(self, nodes: list[Node]) -> None:
+        """Every node that has room failed too often: nothing will change that."""
+        if not nodes:  # a cluster that still grows, or has just lost its machines
+            if self._empty_since is None:
+                self._empty_since = time.monotonic()
+                self._session.progress.say("no node has room for a worker; waiting for one")
+            if time.monotonic() - self._empty_since < self._settings.boot_timeout_s:
+                return
+        if isinstance(self._last_failure, ExtractError):
+            raise self._last_failure
+        self._session.todo.failed |= dict.fromkeys(self._session.todo.left(), self._last_failure)
+        raise self._lost()
+
+    def _start(self, slot: RaySlot) -> None:
+        cores = self._num_cpus or self._cluster.cores_of(slot.node.node_id)
+        threads = cores if self._num_gpus == 0 else self._spec.run.threads
+        handle = self._cluster.start(slot.node, self._spec, num_gpus=self._num_gpus, num_cpus=cores, threads=threads)
+        slot.began(handle, handle.load.remote())
+
+    def _end(self, slot: RaySlot) -> None:
+        if slot.handle is not None:
+            self._cluster.kill(slot.handle)
+            slot.ended()
+
+    def _replace(self, slot: RaySlot, reason: str, *, counts: bool = True, say: bool = True) -> None:
+        """The worker is lost or useless: end it, and let its shard be handed out again."""
+        progress, shard = self._session.progress, slot.shard
+        if say:
+            what = "" if shard is None else f", shard {shard}"
+            progress.say(f"worker {slot.number} on {slot.node.name}{what}: {reason}")
+        if slot.loaded is None:
+            self._failures[slot.node.node_id] += counts
+            self._last_failure = reason
+        progress.add(Counts(rows=slot.committed_rows), Counts(rows=slot.counts.rows))  # the rest is done again
+        self._end(slot)
+        if shard is not None and self._dispatch.lost(shard, slot.node.node_id, reason, counts=counts):
+            progress.say(f"shard {shard} has failed {self._settings.max_attempts} times and is left out")
+        self._looked = min(self._looked, time.monotonic() - self._settings.look_every_s + 1.0)  # look again soon
+
+    # --- calls ----------------------------------------------------------------------------------------------------
+
+    def _hand_out(self) -> None:
+        now = time.monotonic()
+        for slot in self._slots:
+            if slot.loaded is None or slot.making is not None:
+                continue
+            shard = self._dispatch.take(slot.node.node_id, now)
+            if shard is None:
+                continue
+            slot.shard, slot.since, slot.alive = shard, now, now
+            slot.making = slot.handle.make.remote(shard)
+
+    def _ask_for_counts(self) -> None:
+        now = time.monotonic()
+        for slot in self._slots:
+            if slot.making is not None and slot.counting is None and now - slot.asked > self._settings.count_every_s:
+                slot.asked = now
+                slot.counting = slot.handle.counts.remote()
+
+    def _hear(self, timeout_s: float) -> None:
+        out: dict[Any, RaySlot] = {}
+        for slot in self._slots:
+            out |= {call: slot for call in (slot.loading, slot.making, slot.counting) if call is not None}
+        if not out:
+            time.sleep(min(timeout_s, 0.2))
+        for call in self._cluster.wait(list(out), timeout_s):
+            slot = out[call]
+            if call in (slot.loading, slot.making, slot.counting):  # else its worker was ended a moment ago
+                self._came_back(slot, call)
+
+    def _came_back(self, slot: RaySlot, call: Any) -> None:
+        answer = self._cluster.result(call)
+        if call == slot.counting:
+            slot.counting = None
+        match answer:
+            case Counts():
+                if answer.tokens >= slot.counts.tokens:  # else it was overtaken by the end of the shard
+                    self._session.progress.add(answer, slot.heard(answer))
+            case Loaded():
+                slot.is_ready(answer)
+            case Outcome():
+                slot.making = None
+                self._session.progress.add(answer.counts, slot.heard(answer.counts))
+                self._made_or_not(slot, answer)
+            case Lost(reason, preempted):
+                self._replace(slot, reason, counts=not preempted)
+            case ExtractError():
+                self._replace(slot, str(answer))
+                self._last_failure = answer
+
+    def _made_or_not(self, slot: RaySlot, outcome: Outcome) -> None:
+        shard, commit = slot.shard, outcome.commit
+        assert shard is not None
+        if commit is None:
+            self._broke(slot, outcome)
+            return
+        slot.shard, slot.broke_in_a_row = None, 0
+        self._session.todo.note(commit)
+        self._dispatch.done(shard, time.monotonic())
+        if outcome.won:
+            slot.made(commit.num_rows)
+            self._made.add(commit)
+
+    def _broke(self, slot: RaySlot, outcome: Outcome) -> None:
+        """The worker lives; whether its engine can still be trusted is another question."""
+        reason, error = outcome.reason or "?", outcome.error
+        if error is not None and error.exit_code not in OF_THIS_WORKER:
+            raise error
+        slot.broke_in_a_row += 1
+        if self._num_gpus or error is not None or slot.broke_in_a_row > 1:  # a card's context is poisoned by one error
+            self._replace(slot, reason)
+            return
+        shard, slot.shard = slot.shard, None
+        assert shard is not None
+        self._session.progress.say(f"shard {shard} broke on {slot.node.name}: {reason}")
+        self._dispatch.lost(shard, slot.node.node_id, reason)
+
+    def _end_what_hangs(self) -> None:
+        now = time.monotonic()
+        for slot in self._slots:
+            if slot.loading is not None and now - slot.since > self._settings.boot_timeout_s:
+                self._replace(slot, f"its engine was not loaded after {self._settings.boot_timeout_s:,.0f} s")
+            elif slot.making is not None and now - slot.alive > self._settings.stall_timeout_s:
+                self._replace(slot, f"no progress for {self._settings.stall_timeout_s:,.0f} s")
+
+    def _wind_down(self) -> None:
+        """Let workers drop what is in flight; who does not answer is killed a little later."""
+        stopping = [slot for slot in self._slots if slot.making is not None]
+        for slot in stopping:
+            slot.handle.stop.remote()
+        deadline = time.monotonic() + self._settings.stop_timeout_s
+        while any(slot.making is not None for slot in stopping) and time.monotonic() < deadline:
+            for call in self._cluster.wait([slot.making for slot in stopping if slot.making is not None], WAIT_S):
+                for slot in stopping:
+                    if slot.making == call:
+                        answer = self._cluster.result(call)
+                        slot.making = None
+                        if isinstance(answer, Outcome) and answer.commit is not None and answer.won:
+                            self._made.add(answer.commit)
+
+
+OF_THIS_WORKER = (4, 8)
+"""Exit codes of errors that another worker may not meet: an engine that does not fit, a pass out of memory."""
