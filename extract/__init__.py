@@ -8,6 +8,7 @@ from typing import Any
 
 _HOMES = {
     "build": "extract.engine.builder",
+    "embed": "extract.embedding",
     "export": "extract.exporting.export",
     "fidelity": "extract.fidelity_check.measure",
     "load_job": "extract.spec",

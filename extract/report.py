@@ -16,6 +16,7 @@ from extract.progress import duration
 
 if TYPE_CHECKING:
     from extract.derivation import Derived
+    from extract.embedding import Embedded
     from extract.engine.build_plan import BuildPlan
     from extract.engine.contract import Contract, Fidelity
     from extract.engine.families import Family
@@ -114,6 +115,12 @@ def summary_text(found: "Summary") -> str:
     lines += _workers(found.workers)
     lines.append(f"next       extract verify {found.path}    |    python: extract.open_output({found.path!r})")
     return "\n".join(lines)
+
+
+def embedded_text(found: "Embedded") -> str:
+    """Embeddings: what was taken from where, and the end of the run."""
+    lines = [f"{one.name:<16} {_cut(repr(one.value), 200)}  ({one.origin})" for one in found.settings]
+    return "\n".join([*lines, *found.notes, summary_text(found.summary)])
 
 
 def stripe_text(found: "StripeSummary") -> str:

@@ -26,7 +26,7 @@ canonical, problems, progress, records, settings
 storage
 store
 storage.local_copies
-assets, packing, sample, selection, spec
+assets, packing, sample, selection, spec, whole_directory
 claims, commits, patching, report, shards, sources
 engine.contract, engine.recipe, engine.torch_packed_pass, engine.torch_pooling
 cpu, tensorrt
@@ -38,7 +38,7 @@ completion, doctor, estimate, output, shard_windows, status
 inspection, jobs, pipeline, recomputation
 publishing, verification
 derivation, fidelity_check, quantizing, report_page, runners, tuning
-exporting, reprocessing
+embedding, exporting, reprocessing
 cli
 __main__
 """

@@ -24,6 +24,7 @@ COMMANDS = {
     "run": "extract.cli.jobs",
     "finalize": "extract.cli.jobs",
     "status": "extract.cli.jobs",
+    "embed": "extract.cli.embed",
     "verify": "extract.cli.check",
     "reprocess": "extract.cli.check",
     "report": "extract.cli.report",

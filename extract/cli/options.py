@@ -111,6 +111,29 @@ def job_options(command: F) -> F:
     return decorated
 
 
+def chosen_job_options(*keys: str) -> Callable[[F], F]:
+    """Add some of the job options; the command receives `tables`, what was given by table and key."""
+    chosen = [option for option in JOB_OPTIONS if option.key in keys]
+
+    def with_options(command: F) -> F:
+        @functools.wraps(command)
+        def with_tables(**given: Any) -> Any:
+            tables: dict[str, dict[str, Any]] = {table: {} for table in TABLES}
+            for option in chosen:
+                value = given.pop(f"job_{option.table}_{option.key}")
+                if value not in (None, ()):
+                    tables[option.table][option.key] = value
+            return command(tables=tables, **given)
+
+        wrapped: Any = with_tables
+        for option in reversed(chosen):
+            wrapped = _click_option(option)(wrapped)
+        decorated: F = wrapped
+        return decorated
+
+    return with_options
+
+
 def json_option(command: F) -> F:
     """`--json`: results as one JSON document on stdout."""
     return click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")(command)

@@ -4,6 +4,7 @@ Always through AutoTokenizer: reading tokenizer.json directly loses the truncati
 stand in tokenizer_config.json. Whether the tokenizer fits the weights is for the caller to see.
 """
 
+from pathlib import Path
 from typing import Any, ClassVar
 
 from extract.engine.checkpoint import Checkpoint
@@ -12,6 +13,12 @@ from extract.errors import CheckpointRefused
 
 VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "vocab.bpe", "*.model", "*.tiktoken", "tekken.json")
 _SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt")
+
+
+def tokenizer_files(directory: Path) -> list[Path]:
+    """Every file of a directory that a tokenizer may be read from, by name."""
+    patterns = (*VOCABULARIES, *_SETTINGS, "chat_template*")
+    return sorted({path for pattern in patterns for path in directory.glob(pattern) if path.is_file()})
 
 
 class UnusableTokenizer(CheckpointRefused):
