@@ -335,6 +335,12 @@ FACTS: dict[str, dict[str, Any]] = {
     "job.OtherJob": {"path": "out", "field": "states.dtype", "found": "float16", "expected": "float32"},
     "runners.workers.TooManyWorkers": {"workers": 4, "cards": 2, "advice": "Start one worker a card."},
     # 6: shards that failed
+    "planning.EnginesDiffer": {
+        "field": "output.width",
+        "found": 64,
+        "expected": 32,
+        "advice": "Build them from one checkpoint in one precision",
+    },
     "runners.ray_cluster.NoCluster": {"address": "10.0.0.1:6379", "problem": "it does not answer"},
     "runners.ray_cluster.RayMissing": {"problem": "does not import (No module named ray)"},
     "runners.ray_driver.ShardsLost": {

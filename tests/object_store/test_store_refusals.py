@@ -1,5 +1,7 @@
 """What a store, or the way to it, says no to is one line with what to do, and holds no secret."""
 
+import careless_rig
+import crash_rig
 import moto_rig
 import obstore
 import pytest
@@ -106,8 +108,6 @@ def test_file_addresses_are_paths(tmp_path):
 
 def test_each_command_ends_with_the_code_of_what_was_at_fault(tiny_engine, settings, capsys, tmp_path):
     rows = tmp_path / "rows.parquet"
-    import crash_rig
-
     crash_rig.write_rows(rows)
     gone = "s3://no-such-bucket/x"
     said = "s3://no-such-bucket: no such bucket (NoSuchBucket). Create it, or check the name and AWS_ENDPOINT_URL.\n"
@@ -121,11 +121,26 @@ def test_each_command_ends_with_the_code_of_what_was_at_fault(tiny_engine, setti
 
 
 def test_no_secret_is_written_or_said(tiny_engine, address, place, capsys, tmp_path):
-    import crash_rig
-
     rows = crash_rig.write_rows(tmp_path / "rows.parquet")
     arguments = ["run", "--engine", tiny_engine, "--data", rows, "-o", address, "--reserve-bytes", 0, "--json"]
     ended = extract(capsys, *arguments, "--threads", 1)
     assert ended.code == 0
     stored = b"".join(path.read_bytes() for path, _ in place.walk())
     assert b"not-a-secret" not in stored + ended.out.encode() + ended.err.encode()
+
+
+def test_a_job_to_a_store_without_conditional_writes_is_refused_before_it_computes(
+    tiny_engine, endpoint, address, place, capsys, tmp_path, monkeypatch
+):
+    rows = crash_rig.write_rows(tmp_path / "rows.parquet")
+    with careless_rig.careless(endpoint) as careless:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", careless)
+        ended = extract(capsys, "run", "--engine", tiny_engine, "--data", rows, "-o", address, "--quiet")
+        assert (ended.code, ended.out) == (2, "")
+        assert ended.err == (
+            f"extract: {address}: this store overwrites what it was asked to create only if absent, so two workers "
+            "could both commit one shard. Choose a store that refuses (AWS S3, Google Cloud Storage, Ceph, MinIO), or a "
+            "directory with -o.\n"
+        )
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    assert list(locate(address).walk()) == []
