@@ -16,6 +16,7 @@ _HOMES = {
     "plan": "extract.jobs",
     "quantize": "extract.quantizing",
     "run": "extract.runners.local",
+    "stream": "extract.streaming",
     "tune": "extract.tuning.search",
     "verify": "extract.verification",
     "open_output": "extract.output",

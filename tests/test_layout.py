@@ -35,7 +35,7 @@ engine
 job
 manifest, planning, shards.shard_file
 completion, doctor, estimate, output, shard_windows, status
-inspection, jobs, pipeline, recomputation
+inspection, jobs, pipeline, recomputation, streaming
 publishing, verification
 derivation, fidelity_check, quantizing, report_page, runners, tuning
 embedding, exporting, reprocessing

@@ -1,8 +1,8 @@
 """Engines that were built on the way to something else, kept in the user's cache and found again.
 
 A folder's name stands for all that an engine depends on: weights, tokenizer files, recipe, machine, versions.
-It is never renewed while it is whole: another build has another id, and a job is gone on with by the engine that began
-it. Nothing is ever removed; each folder may be, once no job needs it.
+One that is removed is built again, with the same id: jobs that it began still go on. Nothing here removes any, but for
+a folder that holds no engine any more.
 """
 
 import shutil

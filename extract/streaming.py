@@ -1,0 +1,237 @@
+"""`stream`: texts in, hidden states out, batch by batch in memory, without files.
+
+For programs that use states at once. Lazy and plain: no thread runs ahead, texts are taken when a batch is asked for,
+and no more states are held than those of one batch. Nothing is resumed or verified here; what is to be kept is a job
+(`run`). A text's states are those that a job would store, whatever stands beside it.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from extract.engine.contract import Contract, Runtime, read_contract
+from extract.engine.fetching import local_engine
+from extract.errors import BadValue
+from extract.packing import TokenBudget, pack, token_positions
+from extract.records import OUTCOMES, Int32, Int64, Outcome, TokenRows
+from extract.settings import parse
+from extract.shards.values import Encoded, Fault, as_float32, unit_length, value_type
+from extract.spec import OutputKind, StatesSpec, TextSpec
+from extract.text.tokens import RowRefused, RowTokenizer, open_tokenizer
+
+ROWS = 256
+"""Texts of a batch, unless they are long or another number is asked for."""
+MAX_TEXT_BYTES = 8 * 2**20
+MAX_STATE_BYTES = 128 * 2**20
+"""Of a batch; one pass of the engine is always allowed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamedRow:
+    """One text, or one chunk of it.
+
+    Attributes:
+        row: position of the text in the stream.
+        chunk: 0 for the first (or only) chunk of a text.
+        outcome: how it ended, as in an output.
+        input_ids: int32 [L], empty where there are no states.
+        states: float32 or float16 [L, H], [H] for one state a row, `None` where the outcome has none. A view of the
+            batch's array: copy it to keep a few rows of many batches.
+    """
+
+    row: int
+    chunk: int
+    outcome: Outcome
+    input_ids: Int32
+    states: npt.NDArray[Any] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamedBatch:
+    """Consecutive rows of a stream; iterates over them."""
+
+    rows: tuple[StreamedRow, ...]
+
+    def __iter__(self) -> Iterator[StreamedRow]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+def stream(
+    engine: str | Path,
+    texts: Iterable[str | bytes | None],
+    *,
+    kind: OutputKind = "tokens",
+    dtype: Literal["float32", "float16"] = "float32",
+    normalize: bool = False,
+    rows_per_batch: int = ROWS,
+    threads: int | None = None,
+    runtime: Runtime | None = None,
+    **text: Any,
+) -> Iterator[StreamedBatch]:
+    """Hidden states of texts, in order, a batch at a time.
+
+    Args:
+        engine: engine directory, or the address of one.
+        texts: may be endless; a `None` or a text that is not valid UTF-8 becomes a row with that outcome.
+        kind: states of every token, or one a row.
+        dtype: of the arrays.
+        normalize: scale pooled states to unit length.
+        rows_per_batch: texts that are taken together; fewer where they are long.
+        threads: CPU threads of the forward pass.
+        runtime: the engine, if it is loaded already; it stays open.
+        **text: the text policy: keys of `[text]` of a job spec, such as `prefix` or `on_long`.
+
+    Raises:
+        SpecError, EngineRefused: at once, for an engine or a policy that does not go; with the first batch, where only
+            the weights can tell.
+        RowRefused: a row that the policy says to stop at.
+
+    Example:
+        >>> for batch in extract.stream("engine", ["one text", "another", None], kind="last"):
+        ...     for row in batch:
+        ...         print(row.row, row.outcome, len(row.input_ids), row.states is not None)
+    """
+    directory = local_engine(str(engine))
+    contract = read_contract(directory)
+    asked = parse(StatesSpec, {"kind": kind, "dtype": dtype, "normalize": normalize}, "stream")
+    if dtype not in ("float32", "float16"):
+        raise BadValue(where="stream", key="dtype", found=f'"{dtype}"', expected='"float32" or "float16"')
+    if rows_per_batch < 1:
+        raise BadValue(where="stream", key="rows_per_batch", found=rows_per_batch, expected="1 or more")
+    if contract.output.states == "last" and kind != "last":
+        raise BadValue(where="stream", key="kind", found=f'"{kind}"', expected='"last", all that this engine puts out')
+    policy = parse(TextSpec, text, "stream")
+    limit = contract.limits.max_input_tokens
+    if (policy.max_input_tokens or limit) > limit:
+        expected = f"at most the engine's {limit}"
+        raise BadValue(where="stream", key="max_input_tokens", found=policy.max_input_tokens, expected=expected)
+    tokenizer = open_tokenizer(
+        directory,
+        contract.tokenizer,
+        policy,
+        max_input_tokens=policy.max_input_tokens or limit,
+        input="text",
+        vocab_size=contract.checkpoint.vocab_size,
+    )
+    windows = _windows(texts, tokenizer, contract, kind, rows_per_batch)
+    return _batches(windows, directory, contract, asked, policy, threads, runtime)
+
+
+def _batches(
+    windows: Iterator[tuple[int, TokenRows]],
+    directory: Path,
+    contract: Contract,
+    asked: StatesSpec,
+    policy: TextSpec,
+    threads: int | None,
+    runtime: Runtime | None,
+) -> Iterator[StreamedBatch]:
+    from extract.engine.runtimes import load_runtime
+
+    loaded = runtime or load_runtime(directory, threads=threads)
+    budget = TokenBudget(
+        max_tokens=contract.limits.max_tokens,
+        max_sequences=contract.limits.max_sequences,
+        equal_length=contract.runtime.layout == "dense",
+        shared=contract.runtime.decoder == "own",
+    )
+    try:
+        for first_row, rows in windows:
+            yield _streamed(first_row, rows, _states(loaded, rows, budget, asked), asked, policy)
+    finally:
+        if runtime is None:
+            loaded.close()
+
+
+def _windows(
+    texts: Iterable[str | bytes | None], tokenizer: RowTokenizer, contract: Contract, kind: OutputKind, num_rows: int
+) -> Iterator[tuple[int, TokenRows]]:
+    """Position of the first text, and token rows of no more states than a batch may hold."""
+    held = MAX_STATE_BYTES // (4 * contract.output.width) if kind == "tokens" else MAX_STATE_BYTES
+    max_tokens = max(contract.limits.max_tokens, held)
+    for first_row, taken in _taken(texts, num_rows):
+        rows = tokenizer.tokenize(pa.array(taken, pa.large_binary()), first_row)
+        start, count = 0, len(rows.outcome)
+        while start < count:
+            most = int(rows.offsets[start]) + max_tokens
+            stop = int(np.searchsorted(rows.offsets, most, side="right")) - 1
+            stop = min(max(start + 1, stop), start + num_rows, count)
+            yield first_row, _part(rows, start, stop)
+            start = stop
+
+
+def _taken(texts: Iterable[str | bytes | None], num_rows: int) -> Iterator[tuple[int, list[bytes | None]]]:
+    """Texts as bytes, some at a time; a lone surrogate becomes bytes that are no valid text."""
+    taken: list[bytes | None] = []
+    first_row, num_bytes = 0, 0
+    for row, text in enumerate(texts):
+        if text is not None and not isinstance(text, str | bytes):
+            raise BadValue(where="texts", key=f"text {row}", found=type(text).__name__, expected="a str, bytes or None")
+        taken.append(text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text)
+        num_bytes += len(taken[-1] or b"")
+        if len(taken) == num_rows or num_bytes >= MAX_TEXT_BYTES:
+            yield first_row, taken
+            first_row, num_bytes, taken = row + 1, 0, []
+    if taken:
+        yield first_row, taken
+
+
+def _part(rows: TokenRows, start: int, stop: int) -> TokenRows:
+    """Sequences `start` to `stop`."""
+    offsets = rows.offsets[start : stop + 1]
+    own = slice(start, stop)
+    return replace(
+        rows,
+        source_index=rows.source_index[own],
+        chunk=rows.chunk[own],
+        outcome=rows.outcome[own],
+        num_tokens_original=rows.num_tokens_original[own],
+        offsets=offsets - offsets[0],
+        input_ids=rows.input_ids[offsets[0] : offsets[-1]],
+    )
+
+
+def _states(runtime: Runtime, rows: TokenRows, budget: TokenBudget, asked: StatesSpec) -> Encoded:
+    """[T, H] in row order for kind "tokens", else [sequences with tokens, H], in the type that is asked for."""
+    has_tokens = np.diff(rows.offsets) > 0
+    place = np.cumsum(has_tokens) - 1
+    count = len(rows.input_ids) if asked.kind == "tokens" else int(np.count_nonzero(has_tokens))
+    states = np.empty((count, runtime.contract.output.width), np.float32)
+    for batch in pack(rows, budget):
+        where = token_positions(rows.offsets, batch.members) if asked.kind == "tokens" else place[batch.members]
+        states[where] = as_float32(runtime.hidden_states(batch, asked.kind))
+    if not asked.normalize:
+        return value_type(asked.dtype).encode(states)
+    scaled, zero = unit_length(states)
+    encoded = value_type(asked.dtype).encode(scaled)
+    encoded.faults[zero] = Fault.ZERO_NORM
+    return encoded
+
+
+def _streamed(first_row: int, rows: TokenRows, encoded: Encoded, asked: StatesSpec, policy: TextSpec) -> StreamedBatch:
+    lengths: Int64 = np.diff(rows.offsets)
+    ends = np.cumsum(lengths if asked.kind == "tokens" else lengths > 0)
+    made = []
+    for index, length in enumerate(lengths.tolist()):
+        row, outcome = first_row + int(rows.source_index[index]), OUTCOMES[rows.outcome[index]]
+        ids = rows.input_ids[rows.offsets[index] : rows.offsets[index + 1]]
+        own = slice(int(ends[index]) - (length if asked.kind == "tokens" else 1), int(ends[index]))
+        states = None
+        if length and encoded.bad[own].any():
+            if policy.on_non_finite == "error":
+                problem = f"its states cannot be given as {asked.dtype}: not finite, too large, or without a length"
+                advice = 'Leave such rows out, or set on_non_finite = "record" to have them marked.'
+                raise RowRefused(row=row, problem=problem, advice=advice)
+            outcome = Outcome.NON_FINITE
+        elif length:
+            states = encoded.values[own] if asked.kind == "tokens" else encoded.values[own.start]
+        made.append(StreamedRow(row=row, chunk=int(rows.chunk[index]), outcome=outcome, input_ids=ids, states=states))
+    return StreamedBatch(rows=tuple(made))
