@@ -15,7 +15,9 @@ import extract
 
 
 def test_the_names_are_those_of_the_commands_and_what_they_take():
-    expected = "JobSpec build embed export fidelity load_job open_output plan quantize run stream tune verify write_report"
+    expected = (
+        "JobSpec build embed export fidelity load_job open_output plan quantize run stream tune verify write_report"
+    )
     assert " ".join(extract.__all__) == expected
     for name in extract.__all__:
         assert getattr(extract, name).__doc__

@@ -341,6 +341,15 @@ def test_an_engine_that_is_named_is_used_within_its_limit_and_only_for_its_own_c
         made(model, rows, tmp_path / "other", engine=tiny_engine)
 
 
+def test_an_engine_that_takes_longer_rows_is_given_none_that_are_longer_than_the_directory_says(model, rows, tmp_path):
+    from extract.engine.builder import build
+
+    pipeline(model)
+    build(model, tmp_path / "engine", Recipe(dtype="float32", device="cpu", max_input_tokens=64))
+    made(model, rows, tmp_path / "out", engine=tmp_path / "engine")
+    assert rig.relative_error(embeddings(tmp_path / "out"), expected(model, "last")) < 1e-5
+
+
 def test_a_row_may_be_as_long_as_is_asked_for(model, rows, tmp_path):
     pipeline(model)
     made(model, rows, tmp_path / "out", text=TextSpec(max_input_tokens=24))
