@@ -122,6 +122,11 @@ class JobRecord:
     derived_from: dict[str, Any] | None = None
 
     @property
+    def engine_ids(self) -> tuple[str, ...]:
+        """The engines that may make a shard of this job."""
+        return tuple(self.contract.get("engines") or [str(self.contract.get("engine_id"))])
+
+    @property
     def job_id(self) -> str:
         """First 16 hex digits of the identity's digest."""
         return job_id(self.identity)

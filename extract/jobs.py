@@ -10,7 +10,7 @@ from extract.engine.fetching import local_engine
 from extract.errors import ExtractError, SpecError
 from extract.estimate import Estimate, check_space, estimate
 from extract.job import check_same, read_job
-from extract.planning import Plan, make_plan
+from extract.planning import Plan, make_plans
 from extract.sources import Source, open_source
 from extract.spec import JobSpec, as_table
 from extract.storage import Place, locate
@@ -32,6 +32,8 @@ class OpenJob:
     tokenizer: RowTokenizer
     engine: Path
     output: Place | None
+    others: tuple[tuple[Path, Plan], ...] = ()
+    """Engines for devices that `engine` does not fit, each with its plan of the same job."""
 
 
 def open_job(spec: JobSpec) -> OpenJob:
@@ -42,12 +44,12 @@ def open_job(spec: JobSpec) -> OpenJob:
     """
     if spec.engine is None:
         raise Missing(what="engine", key='engine = "DIRECTORY"', option="--engine DIRECTORY")
-    engine = local_engine(spec.engine)
+    engine, *others = (local_engine(place) for place in (spec.engine, *spec.other_engines))
     contract = read_contract(engine)
     known = _known_fingerprint(spec)
     source = open_source(spec.source, known)
     try:
-        plan = make_plan(_with_shard_size(spec), contract, source.layout())
+        plan, *plans = make_plans(_with_shard_size(spec), [contract, *map(read_contract, others)], source.layout())
         tokenizer = open_tokenizer(
             engine,
             contract.tokenizer,
@@ -60,7 +62,14 @@ def open_job(spec: JobSpec) -> OpenJob:
         source.close()
         raise
     output = locate(spec.output) if spec.output is not None else None
-    return OpenJob(plan=plan, source=source, tokenizer=tokenizer, engine=engine, output=output)
+    return OpenJob(
+        plan=plan,
+        source=source,
+        tokenizer=tokenizer,
+        engine=engine,
+        output=output,
+        others=tuple(zip(others, plans, strict=True)),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,13 +5,15 @@ million. S depends on worst-case lengths, never on sampled ones: planning again 
 """
 
 import dataclasses
+import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
 from extract.canonical import canonical_json
-from extract.engine.contract import Contract
+from extract.engine.contract import Contract, Precision
 from extract.errors import SpecError
 from extract.job import JobRecord, job_id
 from extract.shards.schema import output_schema
@@ -33,6 +35,12 @@ class BeyondEngine(SpecError):
         "{key} is {found}, more than the engine's {expected} ({binding}). "
         "Ask for less, or build an engine with a higher limit: extract build ... --{option} {found}"
     )
+
+
+class EnginesDiffer(SpecError):
+    """Several engines of which not every one may make every shard."""
+
+    template = "the engines of the job differ: {field} is {found}, the first one's is {expected}. {advice}."
 
 
 class StatesNotGiven(SpecError):
@@ -128,6 +136,74 @@ def make_plan(spec: JobSpec, contract: Contract, layout: SourceLayout) -> Plan:
     return Plan(record=record, engine=contract)
 
 
+def make_plans(spec: JobSpec, contracts: Sequence[Contract], layout: SourceLayout) -> tuple[Plan, ...]:
+    """Resolve a job that several engines may work on: a plan for each, with one identity, one split and one schema.
+
+    The job's identity is then the checkpoint and the list of engines, in whatever order they are named. One engine, or
+    copies of one, make the job that `make_plan` makes.
+
+    Raises:
+        EnginesDiffer: they are not of one checkpoint and precision, or more than one where `exact` is asked for.
+    """
+    if len({contract.engine_id for contract in contracts}) == 1:
+        return tuple(make_plan(spec, contract, layout) for contract in contracts)
+    _check_alike(contracts, spec.run.fingerprint)
+    max_input_tokens = spec.text.max_input_tokens or min(one.limits.max_input_tokens for one in contracts)
+    rows_per_shard = spec.states.rows_per_shard or min(
+        _rows_per_shard(spec, contract, max_input_tokens) for contract in contracts
+    )
+    spec = dataclasses.replace(
+        spec,
+        text=dataclasses.replace(spec.text, max_input_tokens=max_input_tokens),
+        states=dataclasses.replace(spec.states, rows_per_shard=rows_per_shard),
+    )
+    plans = [make_plan(spec, contract, layout) for contract in contracts]
+    first = min(plans, key=lambda plan: plan.engine.engine_id)  # so that their order does not matter
+    ids = sorted({contract.engine_id for contract in contracts})
+    asked = {**first.record.identity, "engine": ids}
+    schema = _schema(first.spec, first.engine, layout, asked, " ".join(ids))
+    contract = {**first.record.contract, "engines": ids}
+    return tuple(
+        Plan(
+            record=dataclasses.replace(plan.record, identity=asked, schema=schema, contract=contract),
+            engine=plan.engine,
+        )
+        for plan in plans
+    )
+
+
+def _check_alike(contracts: Sequence[Contract], fingerprint: str) -> None:
+    first = contracts[0]
+    if fingerprint == "exact":
+        raise EnginesDiffer(
+            field="id",
+            found=next(one.engine_id[:16] for one in contracts if one.engine_id != first.engine_id),
+            expected=first.engine_id[:16],
+            advice="Give one engine, or allow several with --fingerprint any, if other low bits are fine",
+        )
+    for place in (
+        "checkpoint.sha256",
+        "tokenizer.sha256",
+        "precision",
+        "output.width",
+        "output.dtype",
+        "output.states",
+    ):
+        values = [operator.attrgetter(place)(contract) for contract in contracts]
+        for value in values:
+            if value != values[0]:
+                raise EnginesDiffer(
+                    field=place,
+                    found=_shown(value),
+                    expected=_shown(values[0]),
+                    advice="Build them from one checkpoint in one precision",
+                )
+
+
+def _shown(value: object) -> str:
+    return str(value) if not isinstance(value, Precision) else f"{value.weights} weights, {value.activations}"
+
+
 def _kept(contract: Contract) -> dict[str, Any]:
     """What an output keeps of the contract of the engine that makes it."""
     parts = ("checkpoint", "runtime", "device", "output", "fidelity")
@@ -174,7 +250,9 @@ def _identity(spec: JobSpec, contract: Contract, layout: SourceLayout) -> dict[s
     }
 
 
-def _schema(spec: JobSpec, contract: Contract, layout: SourceLayout, asked: dict[str, Any]) -> pa.Schema:
+def _schema(
+    spec: JobSpec, contract: Contract, layout: SourceLayout, asked: dict[str, Any], engines: str | None = None
+) -> pa.Schema:
     extra = [layout.schema.field(name) for name in carried_columns(spec.source)]
     id_type = extra.pop(0).type if spec.source.id_column is not None else None
     policy: dict[str, Any] = {"input": spec.source.input, **as_table(spec.text)}
@@ -183,7 +261,7 @@ def _schema(spec: JobSpec, contract: Contract, layout: SourceLayout, asked: dict
     policy["truncation_side"] = truncation_side(contract.tokenizer, spec.text)  # never "auto": what was done
     metadata = {
         "job": job_id(asked),
-        "engine": contract.engine_id,
+        "engine": engines or contract.engine_id,
         "checkpoint": contract.checkpoint.sha256,
         "checkpoint_name": contract.checkpoint.name,
         "module": contract.output.module,

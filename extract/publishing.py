@@ -91,7 +91,7 @@ def _record(worker: Worker, last: Computed, facts: ShardFacts, seconds: dict[str
         last=window.at_end or window.end_row == plan.num_rows,
         doubled_bos=doubled_bos,
         worker={
-            "engine": plan.record.contract["engine_id"],
+            "engine": plan.engine.engine_id,
             "device": plan.engine.device.name,
             "runtime": f"{plan.engine.runtime.name} {plan.engine.runtime.version}",
             "arithmetic": worker.runtime.arithmetic,

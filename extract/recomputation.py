@@ -96,7 +96,7 @@ def recompute_rows(
     """
     directory = local_engine(engine if engine is not None else job.spec.engine or "")
     contract = read_contract(directory)
-    if contract.engine_id != job.contract["engine_id"]:
+    if contract.engine_id not in job.engine_ids:
         expected = job.contract["engine_id"][:16]
         raise OtherEngine(path=directory, found=contract.engine_id[:16], expected=expected)
     check_files(directory, contract)

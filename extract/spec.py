@@ -19,6 +19,7 @@ SpecialTokens = Literal["tokenizer", "none", "bos", "eos", "bos+eos"]
 OutputKind = Literal["tokens", "last", "mean", "first"]
 ValueType = Literal["float16", "float32", "bfloat16", "int8"]
 Compression = Literal["zstd", "lz4", "none"]
+Fingerprint = Literal["exact", "any"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +136,8 @@ class RunSpec:
     """Compute common prefixes and exact duplicates of a pass once, where that saves something."""
     overlap: bool = True
     """Tokenise and write beside the forward pass; false is the plain sequential twin with the same bytes."""
+    fingerprint: Fingerprint = "exact"
+    """"exact": one engine makes all shards; "any": several of one checkpoint and precision may."""
 
     def __post_init__(self) -> None:
         for key in ("max_sequences", "max_tokens", "threads"):
@@ -150,6 +153,8 @@ class JobSpec:
     source: SourceSpec
     engine: str | None = None
     """Engine directory; relative paths start at the current directory."""
+    other_engines: tuple[str, ...] = ()
+    """Engines of the same checkpoint for devices that `engine` does not fit; a worker takes the first that fits."""
     output: str | None = None
     """Output directory; relative paths start at the current directory."""
     text: TextSpec = field(default_factory=TextSpec)

@@ -180,6 +180,9 @@ def _content_problems(job: StoredJob, commit: Commit, path: Path) -> list[str]:
     outcomes = np.zeros(len(OUTCOMES), np.int64)
     num_tokens = num_original = 0
     problems = []
+    made_by = commit.worker.get("engine") if job.derived_from is None else None
+    if made_by is not None and made_by not in job.engine_ids:
+        problems.append(f"engine {str(made_by)[:16]} made it, which is none of the job's")
     for number in range(file.num_batches):
         batch = file.batch(number)
         rows.append(batch.row)

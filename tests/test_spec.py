@@ -76,12 +76,19 @@ def states(draw: st.DrawFn) -> StatesSpec:
 
 
 RUNS = st.builds(
-    RunSpec, max_sequences=LIMITS, max_tokens=LIMITS, threads=LIMITS, share=st.booleans(), overlap=st.booleans()
+    RunSpec,
+    max_sequences=LIMITS,
+    max_tokens=LIMITS,
+    threads=LIMITS,
+    share=st.booleans(),
+    overlap=st.booleans(),
+    fingerprint=literal(RunSpec, "fingerprint"),
 )
 JOBS = st.builds(
     JobSpec,
     source=sources(),
     engine=st.none() | NAMES,
+    other_engines=st.lists(NAMES, max_size=2).map(tuple),
     output=st.none() | NAMES,
     text=texts(),
     states=states(),
@@ -116,8 +123,8 @@ def test_the_strategies_above_leave_no_key_out(cls, strategy):
 
 def test_a_table_has_the_keys_in_the_order_of_the_fields():
     table = as_table(JobSpec(source=SourceSpec(path="x")))
-    assert list(table) == ["source", "engine", "output", "text", "states", "run"]
-    assert list(table["run"]) == ["max_sequences", "max_tokens", "threads", "share", "overlap"]
+    assert list(table) == ["source", "engine", "other_engines", "output", "text", "states", "run"]
+    assert list(table["run"]) == ["max_sequences", "max_tokens", "threads", "share", "overlap", "fingerprint"]
 
 
 def refused(**tables: Any) -> str:

@@ -72,6 +72,7 @@ JOB_OPTIONS = (
     JobOption("run", "threads", "--threads", "CPU threads of the forward pass.", "THREADS"),
     JobOption("run", "share", "--share/--no-share", "Compute common prefixes and duplicates of a pass once."),
     JobOption("run", "overlap", "--overlap/--sequential", "Tokenise and write beside the forward pass."),
+    JobOption("run", "fingerprint", "--fingerprint", "Which of several engines may make a shard: one for all, or any."),
 )
 
 NONE_MEANS = {
@@ -97,8 +98,8 @@ def job_options(command: F) -> F:
     @functools.wraps(command)
     def with_spec(**given: Any) -> Any:
         tables = {option: given.pop(f"job_{option.table}_{option.key}") for option in JOB_OPTIONS}
-        path, engine, output = given.pop("spec"), given.pop("engine"), given.pop("output")
-        return command(spec=_spec(path, engine, output, tables), **given)
+        path, engines, output = given.pop("spec"), given.pop("engine"), given.pop("output")
+        return command(spec=_spec(path, engines, output, tables), **given)
 
     wrapped: Any = with_spec
     for option in reversed(JOB_OPTIONS):
@@ -106,7 +107,12 @@ def job_options(command: F) -> F:
     wrapped = click.option("-o", "--output", metavar="DIR", help="Output directory.  [default: the job spec's]")(
         wrapped
     )
-    wrapped = click.option("--engine", metavar="DIR", help="Engine directory.  [default: the job spec's]")(wrapped)
+    wrapped = click.option(
+        "--engine",
+        metavar="DIR",
+        multiple=True,
+        help="Engine directory; several are tried in turn by each worker.  [default: the job spec's]",
+    )(wrapped)
     decorated: F = click.argument("spec", required=False, metavar="[SPEC]")(wrapped)
     return decorated
 
@@ -157,7 +163,7 @@ def choices_of(settings: type[Any], key: str) -> list[str]:
     return list(get_args(get_type_hints(settings)[key]))
 
 
-def _spec(path: str | None, engine: str | None, output: str | None, options: dict[JobOption, Any]) -> JobSpec:
+def _spec(path: str | None, engines: tuple[str, ...], output: str | None, options: dict[JobOption, Any]) -> JobSpec:
     table: dict[str, Any] = {}
     where = "options"
     if path is not None:
@@ -170,7 +176,10 @@ def _spec(path: str | None, engine: str | None, output: str | None, options: dic
         inner = table.setdefault(option.table, {})
         if isinstance(inner, dict):
             inner[option.key] = value
-    table |= {key: value for key, value in (("engine", engine), ("output", output)) if value is not None}
+    if engines:
+        table |= {"engine": engines[0], "other_engines": engines[1:]}
+    if output is not None:
+        table["output"] = output
     if path is None and "path" not in table.get("source", {}):
         raise click.UsageError("No data given. Name a job spec, or give --data PATH.")
     return parse(JobSpec, table, where)

@@ -51,10 +51,12 @@ def maker(workers: int, runtime: Runtime | None = None) -> Callable[[Session], M
 
 def make_here(session: Session, *, runtime: Runtime | None = None) -> Made:
     """Make the shards that are missing, in this process."""
+    plan = session.plan
     if runtime is None:
-        runtime = load_engine(session.job, session.progress.say, threads=session.plan.spec.run.threads)
+        loaded = load_engine(session.job, session.progress.say, threads=plan.spec.run.threads)
+        plan, runtime = loaded.plan, loaded.runtime
     worker = Worker(
-        plan=session.plan,
+        plan=plan,
         source=session.job.source,
         tokenizer=session.job.tokenizer,
         runtime=runtime,
@@ -68,7 +70,7 @@ def make_here(session: Session, *, runtime: Runtime | None = None) -> Made:
             wait = session.todo.stripe is None
             for finished in make_what_is_left(worker, session.directory, session.todo, claims, Unwatched(), wait=wait):
                 if finished.won:
-                    made.commits.append(finished.commit)
+                    made.add(finished.commit)
     finally:
         claims.close()
     return made

@@ -66,18 +66,18 @@ class ShardMaker:
             job = open_job(self._spec)
             self._directory = JobDirectory(locate(self._spec.output))
             check_same(read_job(self._directory.root), job.plan.record)  # which also tells that this node sees it
-            runtime = load_engine(job, lambda message: None, threads=self._threads)
+            loaded = load_engine(job, lambda message: None, threads=self._threads)
         except ExtractError as error:
             return error
         self._worker = Worker(
-            plan=job.plan,
+            plan=loaded.plan,
             source=job.source,
             tokenizer=job.tokenizer,
-            runtime=runtime,
+            runtime=loaded.runtime,
             progress=self._progress,
             stop=self._stop,
         )
-        return Loaded(platform.node(), job.plan.engine.device.name, str(job.engine), runtime.arithmetic)
+        return Loaded(platform.node(), loaded.plan.engine.device.name, str(loaded.path), loaded.runtime.arithmetic)
 
     def make(self, shard: int) -> Outcome:
         """Make a shard, unless its record is there."""

@@ -34,11 +34,13 @@ class NoCluster(ExtractError):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node that is alive, and how many workers it holds."""
+    """A node that is alive, how many workers it holds, and what each of them takes."""
 
     node_id: str
     name: str
     capacity: int
+    num_gpus: int
+    num_cpus: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,40 +111,37 @@ class Cluster:
         self._ray.shutdown()
         sys.stdout = self._stdout
 
-    def nodes(self, num_gpus: int, num_cpus: int | None) -> list[Node]:
-        """Nodes that are alive and hold at least one worker.
+    def nodes(self, devices: set[str], num_cpus: int | None) -> list[Node]:
+        """Nodes that are alive and hold at least one worker: one a card where there are cards, else one for its cores.
 
         Args:
-            num_gpus: cards of a worker.
-            num_cpus: cores of a worker; `None`: all that a node has.
+            devices: "cuda", "cpu" or both: what there are engines for.
+            num_cpus: cores of a worker; `None`: one beside a card, else all that a node has.
         """
         found = []
         for node in self._ray.nodes():
             resources = node["Resources"]
             if not node["Alive"]:
                 continue
-            capacity = int(resources.get("CPU", 0)) // num_cpus if num_cpus else int(resources.get("CPU", 0) >= 1)
-            if num_gpus:
-                capacity = min(capacity, int(resources.get("GPU", 0)) // num_gpus)
+            gpus, cpus = int(resources.get("GPU", 0)), int(resources.get("CPU", 0))
+            num_gpus = int("cuda" in devices and gpus > 0)
+            if not num_gpus and "cpu" not in devices:
+                continue
+            each = num_cpus or (1 if num_gpus else max(1, cpus))
+            capacity = min(gpus, cpus // each) if num_gpus else cpus // each
             if capacity:
-                found.append(Node(node["NodeID"], node["NodeManagerHostname"], capacity))
+                found.append(Node(node["NodeID"], node["NodeManagerHostname"], capacity, num_gpus, each))
         return found
 
-    def cores_of(self, node_id: str) -> int:
-        """Cores that a node offers."""
-        return next(
-            (int(node["Resources"].get("CPU", 1)) for node in self._ray.nodes() if node["NodeID"] == node_id), 1
-        )
-
-    def start(self, node: Node, spec: JobSpec, *, num_gpus: int, num_cpus: int, threads: int | None) -> Any:
+    def start(self, node: Node, spec: JobSpec, threads: int | None) -> Any:
         """Place a worker on a node; the handle is there at once, the process later."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         return (
             _remote_class(self._ray)
             .options(  # plain values in the constructor: an object of the store can be lost
-                num_gpus=num_gpus,
-                num_cpus=num_cpus,
+                num_gpus=node.num_gpus,
+                num_cpus=node.num_cpus,
                 max_restarts=0,
                 max_task_retries=0,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False),

@@ -88,6 +88,7 @@ def with_whole_paths(spec: JobSpec) -> JobSpec:
         spec,
         source=replace(source, path=paths if isinstance(source.path, tuple) else paths[0]),
         engine=_whole(spec.engine),
+        other_engines=tuple(str(_whole(path)) for path in spec.other_engines),
         output=_whole(spec.output),
     )
 
@@ -115,9 +116,9 @@ class _Driver:
         self._dispatch = Dispatch(
             session.todo.left(), max_attempts=settings.max_attempts, straggler_factor=settings.straggler_factor
         )
-        contract = session.plan.engine
-        self._num_gpus = 0 if contract.device.type == "cpu" else 1
-        self._num_cpus = self._spec.run.threads or contract.runtime.threads or (1 if self._num_gpus else None)
+        engines = [session.plan.engine, *(plan.engine for _, plan in session.job.others)]
+        self._devices = {str(contract.device.type) for contract in engines}
+        self._num_cpus = self._spec.run.threads or engines[0].runtime.threads
         self._slots: list[RaySlot] = []
         self._failures: Counter[str] = Counter()
         self._last_failure: ExtractError | str = "no node has room for a worker"
@@ -168,7 +169,7 @@ class _Driver:
         if now - self._looked < min(1.0, self._settings.look_every_s):
             return
         self._looked = now
-        nodes = self._cluster.nodes(self._num_gpus, self._num_cpus)
+        nodes = self._cluster.nodes(self._devices, self._num_cpus)
         usable = [node for node in nodes if self._failures[node.node_id] < self._settings.node_budget]
         if not usable and not living:
             self._give_up_if_nothing_can_run(nodes)
@@ -208,9 +209,8 @@ class _Driver:
         raise self._lost()
 
     def _start(self, slot: RaySlot) -> None:
-        cores = self._num_cpus or self._cluster.cores_of(slot.node.node_id)
-        threads = cores if self._num_gpus == 0 else self._spec.run.threads
-        handle = self._cluster.start(slot.node, self._spec, num_gpus=self._num_gpus, num_cpus=cores, threads=threads)
+        threads = self._spec.run.threads if slot.node.num_gpus else slot.node.num_cpus
+        handle = self._cluster.start(slot.node, self._spec, threads)
         slot.began(handle, handle.load.remote())
 
     def _end(self, slot: RaySlot) -> None:
@@ -303,7 +303,9 @@ class _Driver:
         if error is not None and error.exit_code not in OF_THIS_WORKER:
             raise error
         slot.broke_in_a_row += 1
-        if self._num_gpus or error is not None or slot.broke_in_a_row > 1:  # a card's context is poisoned by one error
+        if (
+            slot.node.num_gpus or error is not None or slot.broke_in_a_row > 1
+        ):  # a card's context is poisoned by one error
             self._replace(slot, reason)
             return
         shard, slot.shard = slot.shard, None

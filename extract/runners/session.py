@@ -7,8 +7,7 @@ every runner may be killed at any moment, and they may be mixed on one output di
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from extract.commits import Commit, committed_shards, read_commits
 from extract.completion import complete
@@ -37,18 +36,18 @@ class StreamHasNoShards(SpecError):
 
 @dataclass(kw_only=True)
 class Made:
-    """What a runner did: the records that it won, and each worker's part where there are several."""
+    """What a runner did: the shards and rows whose records it won, and each worker's part where there are several."""
 
-    commits: list[Commit] = field(default_factory=list)
+    num_shards: int = 0
+    num_rows: int = 0
     parts: tuple[WorkerPart, ...] = ()
     error: ShardsFailed | None = None
     """Why shards are missing, where that needs other words than the usual ones."""
-    _workers: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def add(self, commit: Commit) -> None:
-        """A record that was won elsewhere; the same worker's table is kept once, for there may be a million records."""
-        object.__setattr__(commit, "worker", self._workers.setdefault(repr(commit.worker), commit.worker))
-        self.commits.append(commit)
+        """A record was won. It is not kept: there may be a million, and the manifest is made of what the disk holds."""
+        self.num_shards += 1
+        self.num_rows += commit.num_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +121,7 @@ def _run(session: Session, make: Callable[[Session], Made]) -> Summary:
     made = make(session)
     if todo.failed:
         raise failure(session, made)
-    return _summary(session, complete(directory, [*known, *made.commits]), before, made, started)
+    return _summary(session, complete(directory, known), before, made, started)
 
 
 def failure(session: Session, made: Made) -> ShardsFailed:
@@ -163,12 +162,12 @@ def _summary(session: Session, commits: list[Commit], before: int, made: Made, s
         job=session.plan.record.job_id,
         complete=True,
         num_shards_total=session.plan.num_shards or len(commits),
-        num_shards_made=len(made.commits),
+        num_shards_made=made.num_shards,
         num_shards_before=before,
         totals=totals(commits),
         tokens_computed=progress.tokens,
         seconds=round(time.perf_counter() - started, 3),
-        tokens_per_s=round(progress.tokens_per_s, 1) if made.commits else 0.0,
-        stage_shares={stage: round(share, 4) for stage, share in progress.shares().items()} if made.commits else {},
+        tokens_per_s=round(progress.tokens_per_s, 1) if made.num_shards else 0.0,
+        stage_shares={stage: round(share, 4) for stage, share in progress.shares().items()} if made.num_shards else {},
         workers=made.parts,
     )

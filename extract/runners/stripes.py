@@ -88,13 +88,13 @@ def run_stripe(
             worker_index=index,
             worker_count=count,
             num_shards=len(shards),
-            num_shards_made=len(made.commits),
+            num_shards_made=made.num_shards,
             num_shards_before=len(before),
             num_shards_left=sum(1 for _ in todo.left()),
-            num_rows=sum(commit.num_rows for commit in made.commits),
+            num_rows=made.num_rows,
             tokens_computed=session.progress.tokens,
             seconds=round(time.perf_counter() - started, 3),
-            tokens_per_s=round(session.progress.tokens_per_s, 1) if made.commits else 0.0,
+            tokens_per_s=round(session.progress.tokens_per_s, 1) if made.num_shards else 0.0,
             workers=made.parts,
         )
 

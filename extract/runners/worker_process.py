@@ -124,15 +124,15 @@ def _work(assignment: Assignment, pipe: Pipe, listener: Listener, connection: Co
     listener.todo = todo
     threading.Thread(target=listener.listen, name="extract-orders", daemon=True).start()
     progress = ToldProgress(pipe)
-    runtime = load_engine(job, lambda message: None, threads=assignment.threads)
+    loaded = load_engine(job, lambda message: None, threads=assignment.threads)
     listener.in_danger = False
-    pipe.tell(Ready(job.plan.engine.device.name))
+    pipe.tell(Ready(loaded.plan.engine.device.name))
     threading.Thread(target=_keep_counting, args=(progress, pipe), name="extract-counts", daemon=True).start()
     worker = Worker(
-        plan=job.plan,
+        plan=loaded.plan,
         source=job.source,
         tokenizer=job.tokenizer,
-        runtime=runtime,
+        runtime=loaded.runtime,
         progress=progress,
         stop=listener.stop,
     )

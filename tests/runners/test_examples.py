@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import warm_command
 import yaml
+from command_line import spawn
 from crash_rig import NUM_ROWS, ROWS_PER_SHARD, content, stored_keys, write_rows
 
 DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "distributed.md"
@@ -48,7 +49,7 @@ def check(shared: Path, unbroken: Path) -> None:
 
 
 def test_the_examples_are_these():
-    assert set(EXAMPLES) >= {"slurm.sh", "slurm-finalize.sh", "kubernetes.yaml", "skypilot.yaml"}
+    assert set(EXAMPLES) >= {"slurm.sh", "slurm-finalize.sh", "kubernetes.yaml", "skypilot.yaml", "rayjob.yaml"}
 
 
 def test_the_slurm_array_makes_the_job(shared, unbroken):
@@ -93,4 +94,19 @@ def test_the_skypilot_task_makes_the_job(shared, unbroken):
         ended = run(filled(shlex.split(line), settings), shared, *TINY, "--json")
         assert json.loads(ended.out)["num_shards_left"] == 0
     assert warm_command.call("finalize", shared / "out").code == 0
+    check(shared, unbroken)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_ray_job_makes_the_job(shared, unbroken):
+    pytest.importorskip("ray", reason='ray is not installed: pip install "extract-hidden-states[ray]"')
+    job = yaml.safe_load(EXAMPLES["rayjob.yaml"])
+    assert job["kind"] == "RayJob"
+    words = shlex.split(job["spec"]["entrypoint"])
+    place = words.index("--address")
+    assert words[place + 1] == "auto"
+    here = [*words[:place], *words[place + 2 :]]  # an instance of this machine instead
+    ended = spawn(*(word.replace("/shared/", f"{shared}/") for word in here[1:]), *TINY[:-1])
+    assert ended.code == 0, ended.err
     check(shared, unbroken)
