@@ -67,8 +67,11 @@ export READ_BACK
 test: $(READY) $(MODEL)  ## all tests, on every core (JOBS=1 for one after the other)
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile
 
-test-distributed: $(READY)  ## a Ray cluster on this machine, with kills, hangs and broken nodes
+test-distributed: $(READY)  ## a Ray cluster and an object store (Ceph) on this machine, with kills, hangs and broken nodes
+	-command -v radosgw >/dev/null || apt-get install --yes --quiet --no-install-recommends $(CEPH)
 	$(BIN)/python -m pytest -m distributed
+
+CEPH := radosgw ceph-mon ceph-osd ceph-common
 
 chaos: $(READY)  ## random faults on tiny jobs for ten minutes: kills, full and failing disks, power loss, damage
 	$(BIN)/python tests/chaos/campaign.py --rounds 1000 --minutes 10

@@ -208,7 +208,8 @@ def _prepare_objects(root: ObjectPath, directory: JobDirectory, record: JobRecor
     if not directory.manifest.exists():
         root.probe()
     if not directory.job_file.exists():
-        if next(root.iterdir(), None) is not None and not directory.job_file.exists():
+        others = any(not path.name.startswith(".") for path in root.iterdir())  # a probe is another process's
+        if others and not directory.job_file.exists():
             raise ForeignDirectory(path=root)
         create_once(directory.job_file, _job_json(record))
     check_same(read_job(root), record)

@@ -161,8 +161,9 @@ def move_aside(path: Place, target: Place) -> None:
 def publish(temporary: Path, path: Place) -> None:
     """Give a finished, synced temporary file its name, which is made from its content: replacing changes nothing."""
     if isinstance(path, ObjectPath):
-        path.publish(temporary)
-        temporary.unlink(missing_ok=True)
+        with clear_write_errors(temporary):
+            path.publish(temporary)
+            temporary.unlink(missing_ok=True)
         return
     with clear_write_errors(path):
         temporary.rename(path)

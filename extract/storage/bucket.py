@@ -99,7 +99,10 @@ def _connect(url: str, retries: dict[str, Any]) -> "ObjectStore":
     """A client for the bucket alone: keys are whole."""
     from obstore.store import from_url
 
-    return from_url(url, client_options=client_options(), retry_config=retries)  # type: ignore[call-overload,no-any-return]
+    options: dict[str, Any] = {"client_options": client_options(), "retry_config": retries}
+    if url.startswith("s3:"):  # objects are removed one by one, which every store can
+        options["config"] = {"disable_bulk_delete": True}
+    return from_url(url, **options)
 
 
 def client_options() -> dict[str, Any]:

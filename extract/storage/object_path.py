@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -128,13 +129,13 @@ class ObjectPath:
         return self._ask(lambda client: obstore.open_reader(client, self.key, buffer_size=buffer_bytes))
 
     def iterdir(self) -> Iterator["ObjectPath"]:
-        """Objects right under it; what looks like a directory is passed over."""
+        """Objects right under it, and prefixes that further ones lie under."""
         import obstore
 
         prefix = f"{self.key}/" if self.key else None
         found = self._ask(lambda client: obstore.list_with_delimiter(client, prefix))
-        for entry in found["objects"]:
-            yield ObjectPath(self.bucket, entry["path"])
+        for key in (*(entry["path"] for entry in found["objects"]), *found["common_prefixes"]):
+            yield ObjectPath(self.bucket, key.rstrip("/"))
 
     def glob(self, pattern: str) -> Iterator["ObjectPath"]:
         """Objects right under it with such a name."""
@@ -251,7 +252,8 @@ class ObjectPath:
             if not first or second or trial.read_bytes() != b"first":
                 raise NoConditionalWrites(path=self)
         finally:
-            trial.unlink(missing_ok=True)
+            with suppress(StoreRefused):  # the first error is the one to tell; and what may be left is a few bytes
+                trial.unlink(missing_ok=True)
 
     def _objects(self, chunk: int = 1000) -> Iterator[Any]:
         import obstore

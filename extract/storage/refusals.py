@@ -74,7 +74,7 @@ _KINDS = (
         "Check the network and {endpoint}.",
     ),
     _Kind(
-        "invalid list response|invalid (put|multipart) response|NotImplemented|405 Method|400 Bad Request|HTTP error",
+        "Header missing|Got invalid|NotImplemented|404 Not Found|405 Method|501 Not|400 Bad Request|HTTP error",
         "what answers there does not behave as an object store",
         "Check {endpoint}.",
     ),

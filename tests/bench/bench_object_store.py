@@ -75,11 +75,12 @@ def _compare(given: argparse.Namespace, endpoint: str, folder: Path) -> None:
             name = secrets.token_hex(6)
             spent, num_bytes = seconds(str(folder / name) if way == "disk" else f"s3://{BUCKET}/{name}")
             found[way].append(spent)
-    disk, store = (statistics.median(found[way]) for way in ("disk", "store"))
+    disk, store = (min(found[way]) for way in ("disk", "store"))  # others use the machine, too
     overhead = 100 * (store / disk - 1)
     print(f"output   {num_bytes:,} bytes a job, to {endpoint}")
     for way, spent in found.items():
-        print(f"{way:8} {statistics.median(spent):8.2f} s   ({', '.join(f'{one:.2f}' for one in spent)})")
+        rounds = ", ".join(f"{one:.2f}" for one in spent)
+        print(f"{way:8} {min(spent):8.2f} s at best, median {statistics.median(spent):.2f}   ({rounds})")
     print(f"overhead {overhead:+.1f} %, at most {TARGET_PERCENT:.0f} % wanted")
     print(json.dumps({"disk_s": disk, "store_s": store, "overhead_percent": overhead, "num_bytes": num_bytes}))
 

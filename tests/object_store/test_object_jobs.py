@@ -107,10 +107,15 @@ def test_another_job_is_refused_there(tiny_engine, rows, address):
 
 
 def test_a_prefix_that_holds_something_else_is_refused(tiny_engine, rows, address, place):
-    (place / "thesis.tex").replace(b"years of work")
+    (place / "chapters" / "thesis.tex").replace(b"years of work")
     with pytest.raises(ForeignDirectory):
         job_rig.run(spec_of(tiny_engine, rows, address))
     assert [path.name for path, _ in place.walk()] == ["thesis.tex"]
+
+
+def test_what_another_process_tries_there_does_not_make_a_prefix_foreign(tiny_engine, rows, address, place):
+    (place / ".probe-0123456789abcdef").replace(b"first")
+    assert job_rig.run(spec_of(tiny_engine, rows, address, limit=8)).complete
 
 
 def test_verify_names_a_shard_with_a_flipped_byte_and_repair_makes_it_anew(tiny_engine, rows, embedded, address, place):

@@ -1,5 +1,8 @@
 """What a store, or the way to it, says no to is one line with what to do, and holds no secret."""
 
+import http.server
+import threading
+
 import careless_rig
 import crash_rig
 import moto_rig
@@ -38,6 +41,31 @@ def test_no_such_host(address, monkeypatch):
     assert refused(address) == (
         f"{address}/job.json: the store does not answer. Check the network and AWS_ENDPOINT_URL."
     )
+
+
+def test_what_answers_is_no_object_store(address, monkeypatch):
+    class WebSite(http.server.BaseHTTPRequestHandler):
+        def do_HEAD(self):
+            self.send_error(404)
+
+        do_GET = do_HEAD
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), WebSite)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+    try:
+        assert refused(address) == (
+            "s3://states: what answers there does not behave as an object store (404 Not Found). "
+            "Check AWS_ENDPOINT_URL."
+        )
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
 SAID = "Generic S3 error: Error performing PUT in 1ms - Server returned non-2xx status code: "
@@ -139,8 +167,16 @@ def test_a_job_to_a_store_without_conditional_writes_is_refused_before_it_comput
         assert (ended.code, ended.out) == (2, "")
         assert ended.err == (
             f"extract: {address}: this store overwrites what it was asked to create only if absent, so two workers "
-            "could both commit one shard. Choose a store that refuses (AWS S3, Google Cloud Storage, Ceph, MinIO), or a "
-            "directory with -o.\n"
+            "could both commit one shard. Choose a store that refuses (AWS S3, Google Cloud Storage, Ceph, MinIO), or "
+            "a directory with -o.\n"
         )
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
     assert list(locate(address).walk()) == []
+
+
+def test_free_space_is_that_of_the_local_folder(tiny_engine, address, tmp_path, capsys):
+    rows = crash_rig.write_rows(tmp_path / "rows.parquet")
+    arguments = ["--engine", tiny_engine, "--data", rows, "-o", address, "--reserve-bytes", 10**18]
+    ended = extract(capsys, "run", *arguments, "--quiet")
+    assert ended.code == 8
+    assert ended.err.startswith(f"extract: {tmp_path / 'scratch'}")
