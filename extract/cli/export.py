@@ -5,15 +5,16 @@ from typing import Any, get_args
 
 import click
 
-from extract.cli.options import json_option
+from extract.cli.options import PLACE, json_option
 from extract.exporting.request import Kind
 from extract.records import Outcome
 from extract.report import emit, exported_text
 from extract.spec import ValueType
+from extract.storage import Place
 
 
 @click.command("export")
-@click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
+@click.argument("out", metavar="OUT", type=PLACE)
 @click.option("--to", "kind", required=True, type=click.Choice(get_args(Kind)), help="What to write; see above.")
 @click.option("-o", "--output", metavar="DIR", required=True, type=click.Path(path_type=Path), help="New directory.")
 @click.option("--rows", metavar="RANGES", help="Only these source rows, such as 0-99,250.  [default: all]")
@@ -56,7 +57,7 @@ from extract.spec import ValueType
 @click.option("--quiet", is_flag=True, help="No progress on stderr.")
 @json_option
 def export_command(
-    out: Path,
+    out: Place,
     kind: Kind,
     output: Path,
     rows: str | None,

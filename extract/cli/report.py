@@ -4,12 +4,13 @@ from pathlib import Path
 
 import click
 
-from extract.cli.options import json_option
+from extract.cli.options import PLACE, json_option
 from extract.report import emit
+from extract.storage import Place
 
 
 @click.command("report")
-@click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
+@click.argument("out", metavar="OUT", type=PLACE)
 @click.option("-o", "--output", metavar="FILE", required=True, type=click.Path(path_type=Path), help="HTML page.")
 @click.option(
     "--rows",
@@ -20,7 +21,7 @@ from extract.report import emit
     help="How many rows to look at with their states.",
 )
 @json_option
-def report_command(out: Path, output: Path, rows: int, as_json: bool) -> None:
+def report_command(out: Place, output: Path, rows: int, as_json: bool) -> None:
     """Draw an output as one HTML page that a person can look at.
 
     Outcomes by source file, lengths, speed over time, norms and dimensions of the states, a map of sampled rows with

@@ -21,6 +21,7 @@ from extract.exporting.working_directory import ExportExists, WorkingDirectory
 from extract.job import read_job
 from extract.output import Output
 from extract.progress import Progress
+from extract.storage import Place, locate
 from extract.store import replace_file
 
 README = "README.md"
@@ -62,7 +63,7 @@ class Exported:
 
 
 def export(
-    root: str | Path, target: str | Path, *, kind: Kind, progress: Progress | None = None, **options: Any
+    root: str | Place, target: str | Path, *, kind: Kind, progress: Progress | None = None, **options: Any
 ) -> Exported:
     """Write the rows of an output as `kind` into the directory `target`, or go on with it.
 
@@ -81,10 +82,10 @@ def export(
     """
     started = time.perf_counter()
     request = Request(kind=kind, **options)
-    final, made_from = Path(target), Path(root)
+    final, made_from = Path(target), locate(root)
     cls = target_class(kind)
     output = Output(read_job(made_from))
-    if final.resolve().is_relative_to(made_from.resolve()):
+    if isinstance(made_from, Path) and final.resolve().is_relative_to(made_from.resolve()):
         raise ExportExists(path=final, problem="it lies within the output that it is made from")
     stream = RowStream(output, request, with_states_only=cls.with_states_only)
     identity = {
@@ -160,7 +161,7 @@ def _read_back(writer: Target, parts: Sequence[Part], final: Path) -> int:
     return checked
 
 
-def _exported(final: Path, made_from: Path, record: dict[str, Any], made: int, started: float) -> Exported:
+def _exported(final: Path, made_from: Place, record: dict[str, Any], made: int, started: float) -> Exported:
     return Exported(
         path=str(final),
         kind=record["kind"],

@@ -3,7 +3,6 @@
 import importlib.metadata
 import json
 from collections.abc import Sequence
-from pathlib import Path
 
 from extract.job import StoredJob, read_job
 from extract.manifest import tiling_problem, totals
@@ -18,12 +17,13 @@ from extract.report_page.sampling import SampledStates, sample_rows
 from extract.report_page.texts import texts_of
 from extract.report_page.throughput import throughput
 from extract.shards.schema import METADATA_PREFIX
+from extract.storage import Place
 
 MAX_ROWS = 10_000
 DEFAULT_ROWS = 2_000
 
 
-def gather(root: Path, rows: int = DEFAULT_ROWS) -> Report:
+def gather(root: Place, rows: int = DEFAULT_ROWS) -> Report:
     """What a page says of an output directory.
 
     Args:

@@ -183,3 +183,10 @@ def test_two_processes_of_one_machine_share_the_work(tiny_engine, rows, embedded
     assert [one.code for one in ended] == [0, 0], [one.err for one in ended]
     assert sum(one.summary["num_shards_made"] for one in ended) == crash_rig.NUM_SHARDS
     assert object_rig.content(place) == crash_rig.content(embedded)
+
+
+def test_it_is_exported_and_drawn_like_a_directory(tiny_engine, rows, address, capsys, tmp_path):
+    job_rig.run(spec_of(tiny_engine, rows, address, kind="last"))
+    assert extract(capsys, "export", address, "--to", "npy", "-o", tmp_path / "npy").code == 0
+    assert extract(capsys, "report", address, "-o", tmp_path / "page.html").code == 0
+    assert (tmp_path / "page.html").stat().st_size > 1000
