@@ -65,8 +65,8 @@ class TestHelp:
 
     @pytest.mark.parametrize("name", COMMANDS)
     def test_a_command_says_when_to_use_it(self, name):
-        assert len(paragraphs(name)) == 3
-        assert len(paragraphs(name)[1].split()) >= 20
+        assert len(paragraphs(name)) >= 3
+        assert max(len(paragraph.split()) for paragraph in paragraphs(name)[1:-1]) >= 20
 
     @pytest.mark.parametrize("name", COMMANDS)
     def test_every_example_parses(self, name):
@@ -89,8 +89,8 @@ class TestHelp:
     def test_every_option_has_help_that_is_a_sentence(self, name):
         for option in command(name).params:
             if isinstance(option, click.Option):
-                sentence = re.sub(r"  \[default: .*\]$", "", option.help or "")
-                assert re.fullmatch(r"[A-Z].*\.", sentence), option.opts
+                sentence = re.sub(r"  \[(default: |required ).*\]$", "", option.help or "")
+                assert re.fullmatch(r"([a-z][\w, -]*: \w|[A-Z]).*\.", sentence), option.opts
 
     @pytest.mark.parametrize("name", COMMANDS)
     def test_an_option_that_takes_a_value_shows_its_default_and_unit(self, name):
@@ -99,7 +99,7 @@ class TestHelp:
                 continue
             record = option.get_help_record(click.Context(command(name)))
             assert record is not None
-            assert "default: " in record[1] or "[required]" in record[1], option.opts
+            assert "default: " in record[1] or "[required" in record[1], option.opts
             assert not re.search(r"INTEGER|FLOAT|TEXT RANGE", record[0]), option.opts
 
     def test_h_is_help(self, capsys):
@@ -169,7 +169,22 @@ def places(
     return Places(llama_checkpoint, tiny_engine, finished.parent / "rows.parquet", finished, tmp_path / "new")
 
 
+ELSEWHERE = {"quantize"}
+"""Commands that need a vendor's package: tests/vendor tries them."""
+
 RESULTS: dict[str, tuple[str, Any]] = {
+    "doctor": ("doctor", lambda found: [found["python"]["version"]] if "python" in found else []),
+    "embed": (
+        "embed {checkpoint} {rows} -o {new} --engine {engine} --quiet",
+        lambda found: [str(found["num_shards_total"])] if "num_shards_total" in found else [],
+    ),
+    "export": ("export {out} --to npy -o {new} --quiet", lambda found: [found["path"]] if "path" in found else []),
+    "fidelity": (
+        "fidelity {engine} --reference {checkpoint} --rows 2 --quiet",
+        lambda found: [found["checkpoint"]],
+    ),
+    "patch": ("patch list", lambda found: []),
+    "report": ("report {out} -o {new}", lambda found: []),
     "build": (
         "build {checkpoint} -o {new} --dtype float32 --max-input-tokens 16 --max-tokens 256 --quiet",
         lambda found: [found["checkpoint"]["sha256"][:12], "16 tokens a row", found["precision"]["activations"]],
@@ -244,7 +259,7 @@ class TestResults:
             assert fact in ended.out
 
     def test_every_command_is_tried(self):
-        assert {words.split()[0] for words, _ in RESULTS.values()} == set(COMMANDS)
+        assert {words.split()[0] for words, _ in RESULTS.values()} == set(COMMANDS) - ELSEWHERE
 
     def test_a_result_can_be_read_by_the_next_program(self, places):
         first = spawn("plan", "--engine", places.engine, "--data", places.rows, "--json")
@@ -465,7 +480,9 @@ class TestImports:
     def test_the_package_gives_the_functions_behind_the_commands_on_first_use(self):
         ended = spawn(python="import sys, extract; print(*extract.__all__); print('numpy' in sys.modules, extract.run)")
         names, use = ended.out.splitlines()
-        assert names == "JobSpec build load_job open_output plan run tune verify"
+        assert names == (
+            "JobSpec build embed export fidelity load_job open_output plan quantize run stream tune verify write_report"
+        )
         assert use.startswith("False <function run")
 
     def test_an_unknown_name_of_the_package_is_an_attribute_error(self):

@@ -12,15 +12,13 @@ import pytest
 from command_line import Ended, extract, spawn, write_rows
 from rig import edit_json
 
+from extract import assets
 from extract.cpu.runtime import CpuRuntime
 from extract.records import States, TokenBatch
 from extract.sample import Passage
 from extract.spec import OutputKind
 
-NO_RECIPE = (
-    "fast: no such file, and no recipe of that name comes with extract "
-    "(any/bfloat16-cpu, any/bfloat16-cuda, any/float32-cpu, any/int8-cpu, smollm2/float32-cpu)."
-)
+NO_RECIPE = f"fast: no such file, and no recipe of that name comes with extract ({', '.join(assets.names('engines'))})."
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +134,7 @@ class TestUsage:
             ),
             (
                 'zzz = 1\n[source]\npath = "x"\n',
-                'job.toml: unknown key "zzz". Known keys: engine, output, run, source, states, text.',
+                'job.toml: unknown key "zzz". Known keys: engine, other_engines, output, run, source, states, text.',
             ),
             (
                 '[source]\npath = "x"\n[states]\nkind = "all"\n',

@@ -87,7 +87,9 @@ def test_the_wheel_asks_for_what_the_project_declares(wheel):
         metadata = Parser().parsestr(archive.read(name).decode())
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
     asked = {Requirement(line) for line in metadata.get_all("Requires-Dist") or []}
-    assert asked == {Requirement(line) for line in project["dependencies"]}
+    extras = project["optional-dependencies"].items()
+    optional = {Requirement(f'{line}; extra == "{extra}"') for extra, lines in extras for line in lines}
+    assert asked == {Requirement(line) for line in project["dependencies"]} | optional
     assert metadata["Requires-Python"] == project["requires-python"]
 
 

@@ -41,7 +41,11 @@ TAKEN = (
     default=None,
     help="Scale embeddings to unit length.  [default: as the checkpoint does]",
 )
-@click.option("--prompt", metavar="TEXT", help="Text put before each row's text; may be empty.")
+@click.option(
+    "--prompt",
+    metavar="TEXT",
+    help="Text put before each row's text; may be empty.  [default: the checkpoint's own, none]",
+)
 @click.option(
     "--prompt-name", metavar="NAME", help="One of the checkpoint's prompts.  [default: its own default, none]"
 )

@@ -31,7 +31,7 @@ from extract.storage import Place
     "--layers",
     metavar="LAYERS",
     help="speculators, specforge: which stored layers, in order, such as 2,18,33; or final, the state after the final "
-    "norm alone.",
+    "norm alone.  [default: all that are there]",
 )
 @click.option(
     "--loss-mask",

@@ -99,7 +99,7 @@ def run_command(
 @click.argument("out", metavar="OUT", type=PLACE)
 @json_option
 def finalize_command(out: Place, as_json: bool) -> None:
-    """End a job whose shards were made by the workers of an array job.
+    """End a job whose shards an array of workers made.
 
     Use it after `extract run --worker-index`, when all workers have ended: it checks that the shards cover every row of
     the source exactly once and writes the manifest. Where shards are missing it lists them and ends with code 6. Reads

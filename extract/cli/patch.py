@@ -22,7 +22,8 @@ REFUSED = 4
     "--tree",
     metavar="DIR",
     type=click.Path(path_type=Path),
-    help="Root of the vendor's source tree, a site-packages directory, or the tensorrt_llm folder in one.",
+    help="Root of the vendor's source tree, a site-packages directory, or the tensorrt_llm folder in one.  "
+    "[required but for list]",
 )
 @click.option(
     "--kind",

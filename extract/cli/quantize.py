@@ -51,7 +51,7 @@ CALIBRATION_ROWS = 512
     type=click.Choice(["none", "fp8"]),
     default="none",
     show_default=True,
-    help="fp8 also gives the cache of engines with --cache paged its scales.",
+    help="Type of the cache of engines with --cache paged; fp8 measures its scales too.",
 )
 @click.option("--revision", metavar="REV", help="Branch, tag or commit of a hub checkpoint.  [default: main]")
 @click.option("--quiet", is_flag=True, help="No steps on stderr.")

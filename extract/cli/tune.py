@@ -71,7 +71,8 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> t
     type=click.Choice(choices_of(Recipe, "runtime")),
     default="torch",
     show_default=True,
-    help="tensorrt-llm builds and measures an engine for each token budget, doubled until the card refuses.",
+    help="What runs the engine; tensorrt-llm builds and measures one for each token budget, doubled "
+    "until the card refuses.",
 )
 @click.option(
     "--reference",

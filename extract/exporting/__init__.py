@@ -5,8 +5,10 @@ them) and writes them in its own words. Targets are imported when they are asked
 """
 
 import importlib
+from typing import TYPE_CHECKING
 
-from extract.exporting.target import Target
+if TYPE_CHECKING:
+    from extract.exporting.target import Target
 
 TARGETS = {
     "parquet": "extract.exporting.parquet",
@@ -20,7 +22,7 @@ TARGETS = {
 }
 
 
-def target_class(kind: str) -> type[Target]:
+def target_class(kind: str) -> "type[Target]":
     """The class that writes exports of a kind, the only one whose module is imported."""
     found: type[Target] = importlib.import_module(TARGETS[kind]).TARGET
     return found

@@ -64,6 +64,37 @@ COMMANDS: dict[str, str] = {
 }
 
 FACTS: dict[str, dict[str, Any]] = {
+    "exporting.drafter_samples.NoSuchLayer": {"path": "out", "layer": 2, "known": "final", "column": "layer_2"},
+    "exporting.export.ExportDiffers": {"path": "export", "row": 7},
+    "exporting.hf_directory.ColumnNotForDatasets": {
+        "path": "out",
+        "column": "span",
+        "found": "month_day_nano_interval",
+    },
+    "exporting.loss_mask.NoLossMask": {"path": "out", "problem": "the job's input was text, not messages"},
+    "exporting.request.OptionDoesNotApply": {"option": "context", "kind": "npy", "kinds": "saelens"},
+    "exporting.rows.LayersNotCast": {"path": "out", "layers": "layer_2, layer_15"},
+    "exporting.target.MissingPackage": {"kind": "lance", "package": "pylance"},
+    "exporting.target.TargetCannotHold": {
+        "path": "out",
+        "problem": "states are int8",
+        "kind": "lance",
+        "advice": "Cast them: --cast float16",
+    },
+    "exporting.target.TargetNeeds": {
+        "path": "out",
+        "kind": "saelens",
+        "needed": "states of every token",
+        "advice": "Run the job with --kind tokens.",
+    },
+    "exporting.working_directory.ExportExists": {"path": "export", "problem": "not an export of this output"},
+    "exporting.working_directory.ExportIsBusy": {"path": "export"},
+    "exporting.working_directory.OtherExport": {
+        "path": "export",
+        "field": "kind",
+        "found": "npy",
+        "expected": "parquet",
+    },
     # 2: usage
     "derivation.NothingToPool": {"path": "out", "found": "last", "expected": "mean"},
     "derivation.SameDirectory": {"path": "out"},
