@@ -21,8 +21,9 @@ JOB = """
     --add-generation-prompt --carry --chunk-overlap --column --compression --compression-level --data --dataset-config
     --dtype --engine --fingerprint --format --id-column --input --input-ids --kind --limit --max-input-tokens
     --max-sequences --max-tokens --no-input-ids --no-share --normalize --on-bad-text --on-empty --on-long
-    --on-non-finite --on-null --output --overlap --prefix --record-batch-bytes --reserve-bytes --revision --rows --rows-per-shard --sequential
-    --share --special-tokens --split --split-special-tokens --streaming --threads --truncation-side -o
+    --on-non-finite --on-null --output --overlap --prefix --record-batch-bytes --reserve-bytes --revision --rows
+    --rows-per-shard --sequential --share --special-tokens --split --split-special-tokens --streaming --threads
+    --truncation-side -o
 """
 
 OPTIONS = {
