@@ -143,12 +143,20 @@ def planned(**changes: Any) -> PlannedJob:
         "device": "cpu",
         "layout": "packed",
         "width": 2048,
+        "limits": {"pass_tokens": None, "memory_bytes": None, "binding": "the recipe"},
         "tokens_per_s": 9722.2,
     }
     return PlannedJob(job="0123456789abcdef", spec=spec, engine=engine, estimate=Estimate(**{**values, **changes}))
 
 
 class TestPlan:
+    def test_an_engine_that_splits_batches_says_how_large_a_pass_is_and_why(self):
+        found = planned()
+        found.engine["limits"] = {"pass_tokens": 74_880, "memory_bytes": 19 * 2**30, "binding": "the card"}
+        assert report.plan_text(found).splitlines()[4] == (
+            "passes     of up to 74,880 tokens, bound by the card; 19.00 GiB on the card"
+        )
+
     def test_a_sampled_plan(self):
         assert report.plan_text(planned()).splitlines() == [
             "job        0123456789abcdef",

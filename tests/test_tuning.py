@@ -293,7 +293,7 @@ def refuse_from(monkeypatch: pytest.MonkeyPatch, budget: int) -> None:
 
 
 def test_a_family_that_our_decoder_does_not_know_is_tuned_by_tokens_per_pass(gpt2_checkpoint, short_runs, tmp_path):
-    tuning = quick(gpt2_checkpoint, precisions=("float32", "int8"), seconds=5)
+    tuning = quick(gpt2_checkpoint, precisions=("float32", "int8"), seconds=60)
     assert (tuning.decoder, tuning.budget_is) == ("transformers", "tokens per pass")
     assert tuning.points[0].budget == 256
     assert [one.precision for one in tuning.unmeasured if one.from_budget is None] == ["int8"]
