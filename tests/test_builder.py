@@ -224,7 +224,7 @@ def test_the_bound_of_a_bfloat16_engine_holds_for_rows_that_the_build_never_saw(
     assert contract.device.instruction_set == this_device("cpu").instruction_set
     assert fidelity.reference == "float32"
     assert 1e-4 < fidelity.rel_error_max < fidelity.bound < 0.5
-    assert fidelity.cosine_min > 0.99
+    assert fidelity.cosine_min > 0.98
     rows = texts(100, seed=7)
     source = parquet(tmp_path / "in.parquet", {"text": rows})
     expected = ids_of(half, rows)
