@@ -59,9 +59,11 @@ def doctor(seconds: float = SECONDS) -> Diagnosis:
     wanted = requirements()
     present = {name: module for name, (module, _) in VENDOR.items() if _is_there(module)}
     ours = [one.module for one in wanted if not one.extra and _is_there(one.module)]
+    extras = [one.module for one in wanted if one.extra and _is_there(one.module)]
     lanes = [
         [module for module in ours if module == "torch"],
         [module for module in ours if module != "torch"],
+        extras,
         # alone and in this order: each brings the next, and all of them bring torch
         [present[name] for name in ("tensorrt", "nvidia-modelopt", "tensorrt-llm") if name in present],
     ]

@@ -17,6 +17,9 @@ WITHOUT = {
 }
 """What still goes without a package that only one thing needs; without any other, nothing does."""
 
+MODULES = {"pylance": "lance", "umap-learn": "umap"}
+"""What is imported, where it is not the distribution's own name."""
+
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
@@ -35,7 +38,7 @@ class Requirement:
     @property
     def module(self) -> str:
         """What is imported."""
-        return self.name.replace("-", "_").lower()
+        return MODULES.get(self.name) or self.name.replace("-", "_").lower()
 
     @property
     def install(self) -> str:
