@@ -1,15 +1,15 @@
-"""Writes what README.md takes from the code: the reference of commands, the table of exit codes, the list of modules.
+"""Writes what the documentation takes from the code: reference of commands, table of exit codes, list of modules.
 
-`python tests/readme_commands.py --write` puts the first two between their markers. In the map it adds modules that are
-missing, beside their neighbours and with the opening of their docstring, and takes out those that are gone; lines that
-are there stay as they are.
+`python tests/readme_commands.py --write` puts the reference into docs/commands.md and the table into README.md, between
+their markers. In the map of docs/architecture.md it adds modules that are missing, beside their neighbours and with the
+opening of their docstring, and takes out those that are gone; lines that are there stay as they are.
 """
 
 import ast
 import inspect
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -19,26 +19,25 @@ from extract import errors
 from extract.cli import COMMANDS, cli
 from extract.errors import ExtractError
 
-README = Path(__file__).parent.parent / "README.md"
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+COMMANDS_PAGE = ROOT / "docs" / "commands.md"
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
 PACKAGE = Path(extract.__file__).parent
 MAP_LINE = re.compile(r"- `(extract/\S+\.py)`\s+(\S.*)")
 WIDTH = 100
 
 
 def command_reference() -> str:
-    """`extract --help`, then the help of every command."""
+    """`extract --help`, then the help of every command under a heading of its own."""
     top = click.Context(cli, info_name="extract", terminal_width=WIDTH, max_content_width=WIDTH, **cli.context_settings)
-    parts = [cli.get_help(top)]
+    parts = [("extract", cli.get_help(top))]
     for name in COMMANDS:
         command = cli.get_command(top, name)
         assert command is not None
-        parts.append(command.get_help(click.Context(command, info_name=name, parent=top, **command.context_settings)))
-    return "\n".join(f"```text\n$ {_usage(part)} --help\n{part}\n```\n" for part in parts).rstrip()
-
-
-def _usage(text: str) -> str:
-    """`extract run` from `Usage: extract run [OPTIONS]`."""
-    return text.partition("Usage: ")[2].partition(" [")[0]
+        context = click.Context(command, info_name=name, parent=top, **command.context_settings)
+        parts.append((f"extract {name}", command.get_help(context)))
+    return "\n".join(f"## {name}\n\n```text\n$ {name} --help\n{text}\n```\n" for name, text in parts).rstrip()
 
 
 def exit_codes() -> str:
@@ -60,19 +59,19 @@ def families() -> dict[int, list[type[ExtractError]]]:
     return found
 
 
-def sections() -> Iterator[tuple[str, str]]:
-    """The marker of each generated part, and its text."""
-    yield "commands", command_reference()
-    yield "exit codes", exit_codes()
-
-
 def between(text: str, marker: str) -> str:
     """What stands between `<!-- marker -->` and `<!-- /marker -->`, with the white space around it."""
     _, opened, rest = text.partition(f"<!-- {marker} -->")
     found, closed, _ = rest.partition(f"<!-- /{marker} -->")
-    assert opened, f"README.md has no <!-- {marker} -->"
-    assert closed, f"README.md has no <!-- /{marker} -->"
+    assert opened, f"there is no <!-- {marker} -->"
+    assert closed, f"there is no <!-- /{marker} -->"
     return found
+
+
+def filled(text: str, marker: str, part: str) -> str:
+    """The text with this part between the markers."""
+    around = f"<!-- {marker} -->", f"<!-- /{marker} -->"
+    return text.replace(between(text, marker).join(around), f"\n\n{part}\n\n".join(around))
 
 
 def modules() -> list[str]:
@@ -81,9 +80,10 @@ def modules() -> list[str]:
     return sorted(f"extract/{path.relative_to(PACKAGE).as_posix()}" for path in files)
 
 
-def mapped(lines: list[str]) -> list[str]:
-    """The lines of README.md with the map brought up to date."""
+def mapped(text: str) -> str:
+    """The page of the map with every module of today."""
     known = set(modules())
+    lines = text.splitlines(keepends=True)
     lines = [line for line in lines if not (named := MAP_LINE.match(line)) or named[1] in known]
     for module in sorted(known - {named[1] for line in lines if (named := MAP_LINE.match(line))}):
         folder = module.rpartition("/")[0]
@@ -92,25 +92,24 @@ def mapped(lines: list[str]) -> list[str]:
         ] or [number for number, line in enumerate(lines) if MAP_LINE.match(line)]
         opening = (ast.get_docstring(_parsed(PACKAGE.parent / module)) or "").split("\n\n")[0].replace("\n", " ")
         lines.insert(places[-1] + 1, f"- `{module}`  {opening}\n")
-    return lines
+    return "".join(lines)
 
 
 def _parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-def written(text: str) -> str:
-    """README.md with the generated parts put in."""
-    text = "".join(mapped(text.splitlines(keepends=True)))
-    for marker, part in sections():
-        around = f"<!-- {marker} -->", f"<!-- /{marker} -->"
-        text = text.replace(between(text, marker).join(around), f"\n\n{part}\n\n".join(around))
-    return text
+GENERATED: dict[Path, Callable[[str], str]] = {
+    README: lambda text: filled(text, "exit codes", exit_codes()),
+    COMMANDS_PAGE: lambda text: filled(text, "commands", command_reference()),
+    ARCHITECTURE: mapped,
+}
+"""The pages with generated parts, and what brings the text of each up to date."""
 
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--write"]:
-        README.write_text(written(README.read_text(encoding="utf-8")), encoding="utf-8")
+        for page, renewed in GENERATED.items():
+            page.write_text(renewed(page.read_text(encoding="utf-8")), encoding="utf-8")
     else:
-        for _, part in sections():
-            sys.stdout.write(f"{part}\n\n")
+        sys.stdout.write(f"{command_reference()}\n\n{exit_codes()}\n")

@@ -1,23 +1,17 @@
-"""README.md cannot drift from the code: its map, its command reference and its exit codes are compared with it."""
+"""The pages cannot drift from the code: map, command reference and exit codes are compared with it."""
 
-import re
+from pathlib import Path
 
+import pytest
 import readme_commands
 
 from extract import errors
 
-README = readme_commands.README.read_text(encoding="utf-8")
-
-
-def section(heading: str) -> str:
-    """The text under `## heading`, up to the next heading of that level."""
-    found = re.search(rf"^## {heading}\n(.*?)(?=^## |\Z)", README, re.MULTILINE | re.DOTALL)
-    assert found, f"README.md has no heading ## {heading}"
-    return found[1]
+ARCHITECTURE = readme_commands.ARCHITECTURE.read_text(encoding="utf-8")
 
 
 def test_the_map_names_every_module_once_and_nothing_else():
-    named = [line[0] for line in readme_commands.MAP_LINE.findall(section("Map"))]
+    named = [line[0] for line in readme_commands.MAP_LINE.findall(ARCHITECTURE)]
     assert len(named) == len(set(named))
     known = readme_commands.modules()
     missing, gone = sorted(set(known) - set(named)), sorted(set(named) - set(known))
@@ -25,18 +19,15 @@ def test_the_map_names_every_module_once_and_nothing_else():
 
 
 def test_a_line_of_the_map_is_one_sentence_of_some_words():
-    for module, text in readme_commands.MAP_LINE.findall(section("Map")):
+    for module, text in readme_commands.MAP_LINE.findall(ARCHITECTURE):
         assert len(text.split()) >= 3, module
         assert text[-1] in ".?", module
 
 
-def test_the_command_reference_is_what_help_prints():
-    expected = readme_commands.command_reference()
-    assert readme_commands.between(README, "commands").strip() == expected, "python tests/readme_commands.py --write"
-
-
-def test_the_table_of_exit_codes_is_that_of_the_classes():
-    assert readme_commands.between(section("Exit codes"), "exit codes").strip() == readme_commands.exit_codes()
+@pytest.mark.parametrize("page", readme_commands.GENERATED, ids=lambda page: page.name)
+def test_what_is_generated_is_what_the_code_says(page: Path):
+    text = page.read_text(encoding="utf-8")
+    assert readme_commands.GENERATED[page](text) == text, "python tests/readme_commands.py --write"
 
 
 def test_every_exit_code_has_a_class_of_its_own():
@@ -44,16 +35,24 @@ def test_every_exit_code_has_a_class_of_its_own():
     assert errors.ExtractError.exit_code == 1
 
 
-def test_writing_brings_an_old_readme_up_to_date():
-    lines = README.splitlines(keepends=True)
+def test_writing_brings_an_old_map_up_to_date():
+    lines = ARCHITECTURE.splitlines(keepends=True)
     place = next(number for number, line in enumerate(lines) if line.startswith("- `extract/text/cuts.py`"))
-    old = [*lines[:place], "- `extract/text/gone.py`  Not there any more.\n", *lines[place + 1 :]]
-    old = "".join(old).replace("  -h, --help", "  -x, --help").replace("| 130 |", "| 131 |")
-    new = readme_commands.written(old)
+    old = "".join([*lines[:place], "- `extract/text/gone.py`  Not there any more.\n", *lines[place + 1 :]])
+    new = readme_commands.mapped(old)
     assert "gone.py" not in new
     assert "- `extract/text/cuts.py`  Cut the content ids of rows to the limit" in new
-    assert sorted(new.splitlines()) == sorted(README.splitlines())
+    assert sorted(new.splitlines()) == sorted(ARCHITECTURE.splitlines())
 
 
-def test_writing_the_reference_again_changes_nothing():
-    assert readme_commands.written(README) == README
+@pytest.mark.parametrize(
+    ("page", "now", "old"),
+    [
+        (readme_commands.README, "| 130 |", "| 131 |"),
+        (readme_commands.COMMANDS_PAGE, "  -h, --help", "  -x, --help"),
+    ],
+)
+def test_writing_brings_old_parts_up_to_date(page: Path, now: str, old: str):
+    text = page.read_text(encoding="utf-8")
+    assert now in text
+    assert readme_commands.GENERATED[page](text.replace(now, old)) == text
