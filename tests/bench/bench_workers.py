@@ -45,9 +45,11 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--without-ray", action="store_true")
+    parser.add_argument("--without-one", action="store_true", help="only workers against Ray: a long job")
     arguments = parser.parse_args()
     several = ["--workers", arguments.workers]
-    ways: dict[str, list[object]] = {"one process": [], f"{arguments.workers} workers": several}
+    ways: dict[str, list[object]] = {} if arguments.without_one else {"one process": []}
+    ways[f"{arguments.workers} workers"] = several
     if not arguments.without_ray:
         ways[f"{arguments.workers} on ray"] = [*several, "--on", "ray"]
     rates: dict[str, list[float]] = {way: [] for way in ways}
@@ -73,15 +75,16 @@ def main() -> None:
         **packages,
     }
     print(" | ".join(f"{key} {value}" for key, value in card.items()))
-    first, second, *third = ways
+    first, last = list(ways)[0], list(ways)[-1]
     medians = {way: statistics.median(found) for way, found in rates.items()}
     for way, found in rates.items():
         print(
             f"{way:<14} {medians[way]:>9,.0f} tokens/s (from {min(found):,.0f} to {max(found):,.0f}), "
-            f"{medians[way] / medians[first]:.2f} x one process, {statistics.median(startup[way]):.1f} s around it"
+            f"{medians[way] / medians[first]:.2f} x {first}, {statistics.median(startup[way]):.1f} s around it"
         )
-    for way in third:
-        print(f"ray takes {100 * (1 - medians[way] / medians[second]):+.1f} % of the rate of {second}")
+    if not arguments.without_ray:
+        second = f"{arguments.workers} workers"
+        print(f"ray takes {100 * (1 - medians[last] / medians[second]):+.1f} % of the rate of {second}")
     print(json.dumps({"card": card, "tokens_per_s": rates, "seconds_around": startup}))
 
 

@@ -30,6 +30,7 @@ from chaos.faults import KINDS, NUM_ROWS, WITH_SHIM, Job
 from chaos.invariants import Findings, check_finished, check_kept
 
 MIXED = "mixed"
+SAY_EVERY_S = 20.0
 
 
 @dataclass
@@ -154,14 +155,19 @@ def main() -> int:
     asked = parser.parse_args()
     seed = random.randrange(10**6) if asked.seed is None else asked.seed
     sys.stdout.write(f"seed {seed}\n")
+    sys.stdout.flush()
     with tempfile.TemporaryDirectory(prefix="extract-chaos-") as scratch:
         folder = asked.keep or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
         campaign = Campaign(folder, tiny_engine(folder), seed)
-        for findings in campaign.rounds(asked.first, asked.rounds, asked.minutes):
+        said = time.monotonic()
+        for done, findings in enumerate(campaign.rounds(asked.first, asked.rounds, asked.minutes), 1):
             for what in findings.wrong:
                 sys.stdout.write(f"{what}\n")
                 sys.stdout.flush()
+            if time.monotonic() - said > SAY_EVERY_S:
+                said = time.monotonic()
+                sys.stderr.write(f"{done} rounds, {len(campaign.wrong)} broken promises\n")
         sys.stdout.write(campaign.report() + "\n")
     return 1 if campaign.wrong else 0
 
