@@ -75,7 +75,7 @@ def main() -> None:
         **packages,
     }
     print(" | ".join(f"{key} {value}" for key, value in card.items()))
-    first, last = list(ways)[0], list(ways)[-1]
+    first, last = next(iter(ways)), list(ways)[-1]
     medians = {way: statistics.median(found) for way, found in rates.items()}
     for way, found in rates.items():
         print(
