@@ -14,6 +14,8 @@ WITHOUT = {
     "gguf": "all but GGUF files as checkpoints",
     "jinja2": "all but chats as input",
     "matplotlib": "all but the picture that extract tune draws",
+    "obstore": "all but inputs, engines and outputs in object stores",
+    "plotly": "all but extract report",
 }
 """What still goes without a package that only one thing needs; without any other, nothing does."""
 

@@ -11,6 +11,7 @@ from extract.engine.build_plan import plan_build
 from extract.engine.builder import build
 from extract.engine.contract import Contract, NotAnEngine, PassOutOfMemory, read_contract
 from extract.engine.recipe import Recipe, override
+from extract.engine.tensorrt_builder import check_can_build
 from extract.errors import SpecError
 from extract.tensorrt.open_runtime import NotLoaded
 from extract.tensorrt.vendor_build import VendorBuildFailed
@@ -49,6 +50,7 @@ def build_tiers(
     """
     if recipe.runtime != "tensorrt-llm":
         raise NoTiers(runtime=recipe.runtime)
+    check_can_build(recipe, checkpoint)
     budgets = plan_build(checkpoint, recipe, revision=revision).tiers
     built: dict[Path, Contract] = {}
     for budget in budgets:

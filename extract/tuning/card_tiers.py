@@ -17,12 +17,13 @@ from extract.engine.builder import build
 from extract.engine.contract import Contract, PassOutOfMemory, Runtime
 from extract.engine.recipe import Recipe, override
 from extract.engine.runtimes import load_runtime
+from extract.engine.tensorrt_builder import check_can_build
 from extract.errors import EngineRefused
 from extract.packing import TokenBudget, pack
 from extract.tensorrt.open_runtime import NotLoaded
 from extract.tensorrt.vendor_build import VendorBuildFailed
 from extract.tuning.growth import Run, grow
-from extract.tuning.results import Difference, Tuning, Unmeasured
+from extract.tuning.results import Difference, Point, Tuning, Unmeasured
 from extract.tuning.sweep import NO_TIME, point_of
 from extract.tuning.workload import Workload, workload
 
@@ -58,9 +59,8 @@ def tune_tiers(
     Raises:
         NoTierBuilt: memory, or the vendor, refuses the smallest.
     """
-    from extract.tuning.results import Point
-
     started = time.monotonic()
+    check_can_build(recipe, checkpoint)
     planned = plan_build(checkpoint, recipe)
     with tempfile.TemporaryDirectory(prefix="extract-tune-") as scratch:
         tiers = Tiers(checkpoint, planned, recipe, reference, Path(scratch), say)
