@@ -145,7 +145,7 @@ def build_tensorrt(
     from extract.engine.builder import check_architecture
     from extract.tensorrt.cuda_card import claim_card
 
-    versions = check_vendor("build", "executor" if recipe.cache == "paged" else "run")
+    versions = check_release(recipe)
     source = open_source(checkpoint, recipe, revision=revision)
     card = claim_card(None, "recipe")
     try:
@@ -157,6 +157,23 @@ def build_tensorrt(
         return _finish(draft, source, recipe, limits, word, versions, card, files(draft), say)
     finally:
         card.close()
+
+
+def check_release(recipe: Recipe) -> VendorVersions:
+    """Whether the installed package builds and runs what a recipe asks for; raises as `check_vendor` does."""
+    return check_vendor("build", "executor" if recipe.cache == "paged" else "run")
+
+
+def check_can_build(recipe: Recipe, checkpoint: str | Path) -> None:
+    """Ask for package and card before a plan for them is made: several builds are about to follow.
+
+    Raises:
+        EngineRefused: either is missing, or all cards are taken.
+    """
+    from extract.tensorrt.cuda_card import claim_card
+
+    check_release(recipe)
+    claim_card(None, checkpoint).close()
 
 
 def limits_on(card: "Card", source: Source, recipe: Recipe) -> PassLimits:
