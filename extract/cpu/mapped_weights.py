@@ -82,6 +82,14 @@ class WeightsFile:
         array = np.frombuffer(self._map, _TYPES[span.dtype], math.prod(span.shape), span.start).reshape(span.shape)
         return np.require(array, requirements="A")  # copies only where a foreign writer did not align its header
 
+    def place_of(self, array: Weights) -> int | None:
+        """Where in the file a tensor's first byte lies, or that of rows of it; `None`: it is a copy."""
+        if not array.flags.c_contiguous:
+            return None
+        first = int(np.frombuffer(self._map, np.uint8, 1).ctypes.data)
+        place = int(array.ctypes.data) - first
+        return place if 0 <= place <= len(self._map) - array.nbytes else None
+
     def drop(self, *names: str) -> None:
         """Let the kernel take the memory of these tensors; views stay valid, reading them goes to the file again."""
         if sys.platform == "win32":

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from extract.canonical import file_digest
 from extract.cpu.architecture import ARCHITECTURE_FILE
 from extract.engine.comparison import compare
 from extract.engine.contract import (
@@ -24,6 +23,7 @@ from extract.engine.contract import (
     Measured,
     Probe,
     TokenizerIdentity,
+    describe_file,
     write_contract,
 )
 from extract.engine.device import computes_in, this_device
@@ -197,7 +197,7 @@ def resolve_dtype(recipe: Recipe, device: Any, own: str) -> str:
 
 def _files(draft: Path) -> tuple[EngineFile, ...]:
     paths = sorted(path for path in draft.iterdir() if path.is_file() and path.name != CONTRACT_FILE)
-    return tuple(EngineFile(name=path.name, size=path.stat().st_size, sha256=file_digest(path)) for path in paths)
+    return tuple(map(describe_file, paths))
 
 
 def _sync(path: Path) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from extract.engine.contract import CONTRACT_FILE, Contract, EngineChanged, NotAnEngine, read_contract
+from extract.engine.contract import CONTRACT_FILE, Contract, EngineChanged, EngineFile, NotAnEngine, read_contract
 from extract.errors import EngineRefused
 from extract.storage import ObjectPath, Place, locate
 from extract.storage.local_copies import cache_folder, download
@@ -58,7 +58,7 @@ def _fetched(address: ObjectPath, folder: Path) -> Path:
         with _only_one(folder / f".{contract.engine_id}.lock"):
             if not _is_whole(engine, contract):
                 for file in contract.files:
-                    _fetch(address, file.name, working, file.sha256)
+                    _fetch(address, file, working)
                 _publish(working, engine, contract)
     finally:
         shutil.rmtree(working, ignore_errors=True)
@@ -86,15 +86,18 @@ def _is_whole(engine: Path, contract: Contract) -> bool:
     return False
 
 
-def _fetch(address: ObjectPath, name: str, working: Path, sha256: str) -> None:
+def _fetch(address: ObjectPath, file: EngineFile, working: Path) -> None:
+    name = file.name
     if Path(name).name != name:
         raise EngineChanged(path=address, name=name, field="state", found="elsewhere", expected="present")
     try:
         found, _ = download(address / name, working / name)
     except FileNotFoundError:
         raise EngineChanged(path=address, name=name, field="state", found="missing", expected="present") from None
-    if found != sha256:
-        raise EngineChanged(path=address, name=name, field="sha256", found=found[:12], expected=sha256[:12])
+    if file.block_bytes is not None:
+        found = file.digest_of(working / name)
+    if found != file.sha256:
+        raise EngineChanged(path=address, name=name, field="sha256", found=found[:12], expected=file.sha256[:12])
 
 
 def _publish(working: Path, engine: Path, contract: Contract) -> None:
