@@ -30,6 +30,7 @@ from extract.shards import schema as names
 from extract.shards.batches import as_stored, bytes_by_row, encoded_rows, record_batch
 from extract.shards.schema import output_schema
 from extract.shards.sink import ShardFacts, ShardWriter
+from extract.shards.values import Float32
 from extract.shards.views import BatchView
 from extract.spec import Compression, OutputKind, StatesSpec, ValueType
 from extract.storage import Place
@@ -105,9 +106,9 @@ class Recast:
         """One batch of the origin, changed; rows whose states the new type cannot hold end as non_finite."""
         if not batch.num_rows:
             return
-        rows, source, positions, states = _as_window(batch, self._origin, self._record)
+        rows, source, positions, (states, *layers) = _as_window(batch, self._origin, self._record)
         source = as_stored(source, self.schema)
-        for part in encoded_rows(rows, states, self.spec, bytes_by_row(source, batch.num_rows)):
+        for part in encoded_rows(rows, states, self.spec, bytes_by_row(source, batch.num_rows), layers):
             yield BatchView(record_batch(part, rows, source, positions, self.spec, self.schema), self.spec)
 
 
@@ -192,9 +193,7 @@ def _record(origin: Output, change: Change) -> JobRecord:
         "kind": origin.kind,
         "derived_from": job.derived_from,
     }
-    identity = {"derived_from": derived_from, "states": asdict(states)}
-    for habit in ("reserve_bytes", "record_batch_bytes"):
-        del identity["states"][habit]
+    identity = {"derived_from": derived_from, "states": states.identity}
     rows_per_shard = states.rows_per_shard
     assert rows_per_shard is not None  # set above
     return JobRecord(
@@ -237,8 +236,8 @@ def _make(origin: Output, record: JobRecord, directory: JobDirectory, shard: int
     try:
         if len(positions):
             for batch in _batches(origin, int(positions[0]), int(positions[-1])):
-                rows, source, at, states = _as_window(batch, origin, record)
-                writer.write(rows, source, at, states)
+                rows, source, at, (states, *layers) = _as_window(batch, origin, record)
+                writer.write(rows, source, at, states, layers)
                 progress.begin_window(int(np.unique(batch.row).size), 0)
         facts = writer.close()
     except BaseException:
@@ -280,8 +279,12 @@ def _batches(origin: Output, first: int, last: int) -> Iterator[BatchView]:
                 )
 
 
-def _as_window(batch: BatchView, origin: Output, record: JobRecord) -> tuple[TokenRows, pa.RecordBatch, Any, Any]:
+def _as_window(
+    batch: BatchView, origin: Output, record: JobRecord
+) -> tuple[TokenRows, pa.RecordBatch, Any, list[Float32]]:
     """A stored batch as the writer takes it; rows that had no finite state get NaN, so that they end as before.
+
+    The states are those of each column, the final one first.
 
     Each chunk of a row comes with its own copy of the row's carried values, as it is stored.
     """
@@ -310,10 +313,12 @@ def _as_window(batch: BatchView, origin: Output, record: JobRecord) -> tuple[Tok
         if not (name == names.CHUNK and record.chunked)
     ]
     kind = record.spec.states.kind
-    return token_rows, arrow.select(between), rows, _states(batch, origin.kind, kind, lengths, codes)
+    columns = (batch, *map(batch.layer, origin.spec.layers))
+    states = [_states(column, origin.kind, kind, lengths, codes) for column in columns]
+    return token_rows, arrow.select(between), rows, states
 
 
-def _states(batch: BatchView, had: OutputKind, kind: OutputKind, lengths: Any, codes: Any) -> Any:
+def _states(batch: BatchView, had: OutputKind, kind: OutputKind, lengths: Any, codes: Any) -> Float32:
     stateless = np.isin(codes, [OUTCOME_CODE[outcome] for outcome in STATELESS])
     lost = stateless & (lengths > 0)  # non_finite rows: they had tokens and have no states
     assert set(np.unique(codes[lost]).tolist()) <= {OUTCOME_CODE[Outcome.NON_FINITE]}

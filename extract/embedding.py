@@ -14,7 +14,7 @@ from extract.engine.embedding_settings import EmbeddingSettings, NotApplied, rea
 from extract.engine.engine_cache import cached_engine
 from extract.engine.fetching import local_engine
 from extract.engine.recipe import Recipe
-from extract.errors import EngineRefused, SpecError
+from extract.errors import BadValue, EngineRefused, SpecError
 from extract.progress import Progress
 from extract.runners.local import run
 from extract.runners.summary import Summary
@@ -117,6 +117,9 @@ def embed(
     found = read_embedding_settings(_root(opened, checkpoint, revision), opened.path, pool=pool)
     text, states = text or TextSpec(), states or StatesSpec(kind="last", dtype="float32")
     kind, unit = _pool(found, pool), _normalize(found, normalize)
+    if states.layers and unit.value:  # which normalize = True of a job spec refuses too
+        origin = f"no layers beside an embedding of unit length ({unit.origin})"
+        raise BadValue(where="embed", key="states.layers", found=list(states.layers), expected=origin)
     prefix, limit = _prompt(found, prompt, prompt_name, opened.name), _max_input_tokens(found, text, engine is None)
     _check_prompt_counts(opened, found, kind.value, prefix.value)
     if engine is None:

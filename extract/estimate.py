@@ -203,11 +203,16 @@ def _bytes(plan: Plan, tally: _Tally, scale: float) -> int:
     if spec.compression == "zstd":
         ratio = plan.engine.measured.stored_ratio.get(spec.dtype, USUAL_RATIO[spec.dtype])
     raw = width * stored.bytes_per_value
-    per_state = raw * ratio + (4 if stored.scaled else 0)
+    columns = 1 + len(spec.layers)
+    raw *= columns
+    per_state = raw * ratio + (4 * columns if stored.scaled else 0)
     count = tally.num_rows_out
     if spec.kind == "tokens":
         count = tally.num_tokens
-        if raw * count < COMPRESSION_WINDOW[spec.compression] * tally.num_sequences and tally.prefix is not None:
+        if (
+            columns * raw * count < COMPRESSION_WINDOW[spec.compression] * tally.num_sequences
+            and tally.prefix is not None
+        ):
             count -= tally.num_sequences * len(tally.prefix)  # each row's first states repeat those of the row before
     state_bytes = per_state * count
     if not tally.kept_rows:
@@ -244,7 +249,8 @@ def _write(plan: Plan, path: Path, kept: list[tuple[TokenRows, pa.RecordBatch]])
     try:
         for rows, source in kept:
             count = len(rows.input_ids) if spec.kind == "tokens" else int(np.count_nonzero(np.diff(rows.offsets)))
-            writer.write(rows, source, np.arange(len(rows.source_index)), np.zeros((count, 1), np.float32))
+            states = np.zeros((count, 1), np.float32)
+            writer.write(rows, source, np.arange(len(rows.source_index)), states, [states] * len(spec.layers))
         return writer.close().num_bytes
     finally:
         writer.abort()

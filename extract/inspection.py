@@ -7,7 +7,7 @@ from extract.engine.contract import CONTRACT_FILE
 from extract.errors import SpecError
 from extract.job import JobDirectory
 from extract.output import open_output
-from extract.shards.schema import METADATA_PREFIX
+from extract.shards.schema import METADATA_PREFIX, layer_name
 from extract.storage import Place
 
 SHOWN_VALUES = 6
@@ -70,6 +70,10 @@ def inspect_output(path: Place, row: int | None = None) -> Inspection:
             "input_ids": None if found.input_ids is None else found.input_ids.tolist(),
             "states_shape": None if found.states is None else list(found.states.shape),
             "first_values": None if found.states is None else found.states.reshape(-1)[:SHOWN_VALUES].tolist(),
+            **{
+                f"first_values of {layer_name(layer)}": states.reshape(-1)[:SHOWN_VALUES].tolist()
+                for layer, states in found.layers.items()
+            },
             **found.columns,
         }
     metadata = {key.decode(): value.decode() for key, value in (output.schema.metadata or {}).items()}

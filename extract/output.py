@@ -42,6 +42,8 @@ class Row:
         num_tokens_original: `None` if it was not counted.
         input_ids: int32 [L]; `None` if the row has no tokens, or ids are not stored.
         states: float32 [L, H], or [H] for pooled kinds; `None` where the outcome has none.
+        layers: the same of each layer that is stored beside the final state, by its number; empty where `states` is
+            `None`.
         columns: id and carried columns.
     """
 
@@ -52,6 +54,7 @@ class Row:
     num_tokens_original: int | None
     input_ids: Int32 | None
     states: Float32 | None
+    layers: dict[int, Float32]
     columns: dict[str, Any]
 
 
@@ -93,6 +96,11 @@ class Output:
         return self.spec.dtype
 
     @property
+    def layers(self) -> tuple[int, ...]:
+        """Decoder layers whose states are stored beside the final one (0: the embeddings), ascending."""
+        return self.spec.layers
+
+    @property
     def width(self) -> int:
         """H."""
         column = self.schema.field(names.states_name(self.spec)).type
@@ -119,18 +127,19 @@ class Output:
         Raises:
             NoSuchRow: outside the source, in a shard that is not finished, or no such chunk.
         """
-        shard = self.shard(self._shard_of(row))
-        found = shard.find(row, chunk)
-        if found is None:
-            problem = f"it has no chunk {chunk}" if shard.find(row, 0) else "the source ends before it"
-            raise NoSuchRow(path=self.path, row=row, problem=problem)
-        return self._row_of(*found)
+        return self._row_of(*self._find(row, chunk))
 
     __getitem__ = row
 
-    def states(self, row: int, chunk: int = 0) -> Float32 | None:
-        """float32 [L, H] (or [H] for pooled kinds) of a row; `None` where its outcome has none."""
-        return self.row(row, chunk).states
+    def states(self, row: int, chunk: int = 0, *, layer: int | None = None) -> Float32 | None:
+        """float32 [L, H] (or [H] for pooled kinds) of a row, final or of a `layer`; `None` where its outcome has none.
+
+        Raises:
+            NoSuchRow: see `row`.
+            NotStored: the output does not hold that layer.
+        """
+        batch, n = self._find(row, chunk)
+        return (batch if layer is None else batch.layer(layer)).state(n)
 
     def __iter__(self) -> Iterator[Row]:
         for batch in self.batches():
@@ -186,12 +195,14 @@ class Output:
 
     def to_pandas(self, columns: Sequence[str] | None = None) -> Any:
         """A pandas data frame; states are float32 arrays, [L, H] or [H] in each row, `None` where there are none."""
-        states = names.states_name(self.spec)
-        scale = states + names.SCALE_SUFFIX
-        asked = [name for name in self.schema.names if name != scale] if columns is None else list(columns)
-        frame = self.table([name for name in asked if name != states]).to_pandas()
-        if states in asked:
-            frame[states] = [batch.state(n) for batch in self.batches() for n in range(batch.num_rows)]
+        states = dict(zip(names.state_columns(self.spec), (None, *self.layers), strict=True))
+        scales = {name + names.SCALE_SUFFIX for name in states}
+        asked = [name for name in self.schema.names if name not in scales] if columns is None else list(columns)
+        frame = self.table([name for name in asked if name not in states]).to_pandas()
+        for name in set(asked) & set(states):
+            layer = states[name]
+            views = (batch if layer is None else batch.layer(layer) for batch in self.batches())
+            frame[name] = [view.state(n) for view in views for n in range(view.num_rows)]
         return frame[asked]
 
     def _row_of(self, batch: BatchView, n: int) -> Row:
@@ -200,6 +211,7 @@ class Output:
         columns = {name: arrow.column(name)[n].as_py() for name in between}
         chunked = self.job.spec.text.on_long == "chunk"
         span = batch.id_spans[n] if self.spec.input_ids else slice(0, 0)
+        layers = {layer: batch.layer(layer).state(n) for layer in self.layers}
         return Row(
             row=int(batch.row[n]),
             chunk=columns.pop(names.CHUNK) if chunked else 0,
@@ -208,8 +220,18 @@ class Output:
             num_tokens_original=arrow.column(names.NUM_TOKENS_ORIGINAL)[n].as_py(),
             input_ids=batch.input_ids[span] if span.start < span.stop else None,
             states=batch.state(n),
+            layers={layer: states for layer, states in layers.items() if states is not None},
             columns=columns,
         )
+
+    def _find(self, row: int, chunk: int) -> tuple[BatchView, int]:
+        """The batch that holds a row, and the row's place in it."""
+        shard = self.shard(self._shard_of(row))
+        found = shard.find(row, chunk)
+        if found is None:
+            problem = f"it has no chunk {chunk}" if shard.find(row, 0) else "the source ends before it"
+            raise NoSuchRow(path=self.path, row=row, problem=problem)
+        return found
 
     def _shard_of(self, row: int) -> int:
         shard = self.job.shard_of(row)

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from extract.engine.contract import PassOutOfMemory, Runtime
+from extract.engine.contract import PassOutOfMemory, Runtime, layer_states
 from extract.errors import EngineRefused, ExtractError
 from extract.packing import TokenBudget, pack, token_positions
 from extract.planning import Plan, carried_columns
@@ -63,16 +63,24 @@ class Worker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Computed:
-    """A window with its states: [T, H] in row order for kind "tokens", else [sequences with tokens, H]."""
+    """A window with its states: [T, H] in row order for kind "tokens", else [sequences with tokens, H].
+
+    Attributes:
+        layers: the same of each of `states.layers`, in their order.
+    """
 
     window: Window
     states: States
+    layers: tuple[States, ...] = ()
     seconds: float
     max_tokens: int
 
 
 def window_limits(plan: Plan) -> WindowLimits:
-    """How much is sorted and held at once: at least one full pass, else what WINDOW_BYTES of states allow."""
+    """How much is sorted and held at once: at least one full pass, else what WINDOW_BYTES of final states allow.
+
+    Layers do not count, so that the passes, and the final states to the last bit, are the same with and without them.
+    """
     width_bytes = 4 * plan.engine.output.width if plan.spec.states.kind == "tokens" else 1
     held = min(WINDOW_TOKENS, WINDOW_BYTES // width_bytes)
     max_tokens, max_sequences = plan.spec.run.max_tokens, plan.spec.run.max_sequences
@@ -110,20 +118,23 @@ def computed(worker: Worker, windows: Iterable[Window]) -> Iterator[Computed]:
         clock = time.perf_counter()
         with blaming(window.shard):
             try:
-                states = _states_of(worker, window.piece.rows, budget)
+                states, *layers = _states_of(worker, window.piece.rows, budget)
             except PassOutOfMemory as error:
                 if halved:
                     raise
                 halved = True
                 budget = replace(budget, max_tokens=max(1, budget.max_tokens // 2))
                 worker.progress.say(f"{error} Going on with {budget.max_tokens:,} tokens a pass.")
-                states = _states_of(worker, window.piece.rows, budget)
+                states, *layers = _states_of(worker, window.piece.rows, budget)
         seconds = time.perf_counter() - clock
-        yield Computed(window=window, states=states, seconds=seconds, max_tokens=budget.max_tokens)
+        yield Computed(
+            window=window, states=states, layers=tuple(layers), seconds=seconds, max_tokens=budget.max_tokens
+        )
 
 
-def _states_of(worker: Worker, rows: TokenRows, budget: TokenBudget) -> States:
-    kind = worker.plan.spec.states.kind
+def _states_of(worker: Worker, rows: TokenRows, budget: TokenBudget) -> list[States]:
+    """The final states of a window, then those of each layer that is asked for."""
+    kind, layers = worker.plan.spec.states.kind, worker.plan.spec.states.layers
     dtype = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}[worker.plan.engine.output.dtype]
     if kind == "mean":
         dtype = np.float32
@@ -131,13 +142,14 @@ def _states_of(worker: Worker, rows: TokenRows, budget: TokenBudget) -> States:
     has_tokens = np.diff(rows.offsets) > 0
     place = np.cumsum(has_tokens) - 1
     count = len(rows.input_ids) if kind == "tokens" else int(np.count_nonzero(has_tokens))
-    states = np.empty((count, width), dtype)
+    states = [np.empty((count, width), dtype) for _ in range(1 + len(layers))]
     for batch in pack(rows, budget):
         if worker.stop.is_set():
             raise _Stopped
         where = token_positions(rows.offsets, batch.members) if kind == "tokens" else place[batch.members]
         clock = time.perf_counter()
-        states[where] = worker.runtime.hidden_states(batch, kind)
+        for kept, found in zip(states, layer_states(worker.runtime, batch, kind, layers), strict=True):
+            kept[where] = found
         worker.progress.spent("forward", time.perf_counter() - clock)
         worker.progress.advance(tokens=batch.num_tokens)
     return states

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from extract.canonical import canonical_json
 from extract.engine.contract import Contract, Precision
+from extract.engine.layer_numbers import layer_numbers
 from extract.errors import SpecError
 from extract.job import JobRecord, job_id
 from extract.shards.schema import output_schema
@@ -117,10 +118,11 @@ def make_plan(spec: JobSpec, contract: Contract, layout: SourceLayout) -> Plan:
         max_tokens=_within("run.max_tokens", spec.run.max_tokens, contract, "max_tokens"),
     )
     rows_per_shard = spec.states.rows_per_shard or _rows_per_shard(spec, contract, max_input_tokens)
+    layers = layer_numbers(spec.states.layers, contract)
     spec = dataclasses.replace(
         spec,
         text=dataclasses.replace(spec.text, max_input_tokens=max_input_tokens),
-        states=dataclasses.replace(spec.states, rows_per_shard=rows_per_shard),
+        states=dataclasses.replace(spec.states, rows_per_shard=rows_per_shard, layers=layers),
         run=run,
     )
     asked = _identity(spec, contract, layout)
@@ -226,7 +228,7 @@ def _within(key: str, asked: int | None, contract: Contract, option: str) -> int
 
 def _rows_per_shard(spec: JobSpec, contract: Contract, max_input_tokens: int) -> int:
     stored = value_type(spec.states.dtype).bytes_per_value
-    states_per_row = max_input_tokens if spec.states.kind == "tokens" else 1
+    states_per_row = (max_input_tokens if spec.states.kind == "tokens" else 1) * (1 + len(spec.states.layers))
     by_bytes = TARGET_SHARD_BYTES // max(1, int(states_per_row * contract.output.width * stored))
     by_tokens = TARGET_SHARD_TOKENS[contract.device.type] // max_input_tokens
     return max(1, min(by_bytes, by_tokens, MAX_ROWS_PER_SHARD))
@@ -237,16 +239,13 @@ def _identity(spec: JobSpec, contract: Contract, layout: SourceLayout) -> dict[s
     source = as_table(spec.source)
     for place in ("path", "format"):  # where the files lie is not what they hold
         del source[place]
-    states = as_table(spec.states)
-    for habit in ("reserve_bytes", "record_batch_bytes"):
-        del states[habit]
     return {
         "checkpoint": contract.checkpoint.sha256,
         "tokenizer": contract.tokenizer.sha256,
         "engine": contract.engine_id,
         "source": {"format": layout.format, "num_rows": layout.num_rows, **source, **identity(layout.fingerprint)},
         "text": as_table(spec.text),
-        "states": states,
+        "states": spec.states.identity,
     }
 
 

@@ -15,17 +15,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from extract.commits import Commit
-from extract.engine.contract import CONTRACT_FILE, Contract, Runtime, check_files, read_contract
+from extract.engine.contract import CONTRACT_FILE, Contract, Runtime, check_files, layer_states, read_contract
 from extract.engine.fetching import local_engine
 from extract.engine.probe import relative_error
-from extract.engine.replay import states_of
 from extract.engine.runtimes import load_runtime
 from extract.errors import EngineRefused, ExtractError
 from extract.job import StoredJob
 from extract.output import Output, Row
 from extract.problems import Problem
-from extract.records import STATELESS
-from extract.shards.values import Float32, unit_length, value_type
+from extract.records import STATELESS, TokenBatch
+from extract.shards.values import Float32, as_float32, unit_length, value_type
 from extract.sources import identity, open_source
 from extract.storage import Place
 from extract.text.tokens import open_tokenizer
@@ -114,24 +113,28 @@ def recompute_rows(
         ids = row.input_ids.tolist() if row.input_ids is not None else ids
         if ids is None or row.states is None:
             continue
-        every_token = plain.states(ids)
-        expected_states = _pooled(every_token, job)
-        if row.states.size != expected_states.size:
+        every_token = plain.layer_states(ids, output.layers)
+        expected = [_pooled(states, job) for states in every_token]
+        stored = [row.states, *row.layers.values()]
+        if any(one.size != other.size for one, other in zip(stored, expected, strict=True)):
             seen.problems.append(Problem(shard, f"row {row.row}: its text has {len(ids)} tokens, its states have not"))
             continue
-        found = row.states.reshape(expected_states.shape)
-        error = relative_error(found, expected_states)
-        rounded = 2 * _rounding(every_token, job) + 1e-6
-        allowed = contract.fidelity.bound + rounded
+        found = [one.reshape(other.shape) for one, other in zip(stored, expected, strict=True)]
+        rounded = [2 * _rounding(states, job) + 1e-6 for states in every_token]
+        errors = [relative_error(one, other) for one, other in zip(found, expected, strict=True)]
+        allowed = [contract.fidelity.bound + one for one in rounded]
         seen.rows += 1
-        seen.bound = max(seen.bound, allowed)
-        if error > allowed and engine_itself.gives(ids, found, rounded):
+        seen.bound = max(seen.bound, *allowed)
+        off = [column for column, error in enumerate(errors) if error > allowed[column]]
+        if off and engine_itself.gives(ids, found, rounded):
             beyond.append(row.row)
             continue
-        seen.worst = max(seen.worst, error)
-        if error > allowed:
+        seen.worst = max(seen.worst, *errors)
+        for column in off:
+            where = f", layer {output.layers[column - 1]}" if column else ""
             what = (
-                f"row {row.row}: differs from the plain model by {error:.1e} (relative), at most {allowed:.1e} expected"
+                f"row {row.row}{where}: differs from the plain model by {errors[column]:.1e} (relative), at most "
+                f"{allowed[column]:.1e} expected"
             )
             seen.problems.append(Problem(shard, what))
     again.close()
@@ -153,8 +156,11 @@ class _EngineItself:
         self._runtime: Runtime | None = None
         self._exact = contract.precision.activations == "float32"
 
-    def gives(self, input_ids: list[int], found: Float32, rounded: float) -> bool:
-        """Whether the engine gives the stored states for these ids again, but for what storing and moving rounds."""
+    def gives(self, input_ids: list[int], found: list[Float32], rounded: list[float]) -> bool:
+        """Whether the engine gives the stored states for these ids again, but for what storing and moving rounds.
+
+        Those of every column, with what storing rounds of each.
+        """
         if self._exact:
             return False
         if self._runtime is None:
@@ -163,8 +169,14 @@ class _EngineItself:
             except EngineRefused:  # no card here, say: then nobody can tell
                 self._exact = True
                 return False
-        states = states_of(self._runtime, [input_ids])[0]
-        return relative_error(found, _pooled(states, self._job)) <= rounded + 2 * self._contract.proof.moved
+        ids = np.array(input_ids, np.int32)
+        batch = TokenBatch(input_ids=ids, cu_seqlens=np.array([0, len(ids)], np.int32), members=np.zeros(1, np.int64))
+        kind = self._contract.output.states  # "last" of an engine that puts out no others
+        again = layer_states(self._runtime, batch, kind, self._job.spec.states.layers)
+        return all(
+            relative_error(one, _pooled(as_float32(states), self._job)) <= lost + 2 * self._contract.proof.moved
+            for one, states, lost in zip(found, again, rounded, strict=True)
+        )
 
     def close(self) -> None:
         """Give the engine's memory back."""

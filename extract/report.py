@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from extract.runners.finalizing import Finalized
     from extract.runners.stripes import StripeSummary
     from extract.runners.summary import Summary, WorkerPart
+    from extract.spec import StatesSpec
     from extract.status import Status
     from extract.verification import Verification
 
@@ -72,6 +73,7 @@ def plan_text(found: "PlannedJob") -> str:
         f"engine     {engine['checkpoint']} ({engine['architecture']}), {engine['precision']} on {engine['device']}, "
         f"{engine['layout']}",
         f"output     {shape}, width {engine['width']:,}, {states.dtype}, {_compression(found)}",
+        *_layers(states),
         f"limits     {found.spec.text.max_input_tokens:,} tokens a row; {found.spec.run.max_tokens:,} tokens, "
         f"{found.spec.run.max_sequences:,} sequences a pass",
         *_passes(engine["limits"]),
@@ -97,6 +99,21 @@ def plan_text(found: "PlannedJob") -> str:
         if example.pieces:
             lines.append(f"  pieces   {_ends([repr(piece) for piece in example.pieces])}")
     return "\n".join(lines)
+
+
+def _layers(states: "StatesSpec") -> list[str]:
+    if not states.layers:
+        return []
+    lines = [
+        f"layers     {', '.join(map(str, states.layers))} beside it, of the same shape and type: the residual stream "
+        "after so many decoder layers"
+    ]
+    if states.dtype == "float16":
+        lines.append(
+            "note       a residual stream may exceed float16's 65,504, and its row then ends as non_finite; "
+            "--dtype bfloat16 holds it"
+        )
+    return lines
 
 
 def summary_text(found: "Summary") -> str:

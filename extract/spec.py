@@ -101,6 +101,9 @@ class StatesSpec:
     compression_level: int = 1
     normalize: bool = False
     """Scale pooled states to unit length (not offered for kind = "tokens")."""
+    layers: tuple[int, ...] = ()
+    """Decoder layers whose states are stored beside the final one: the residual stream after that many of them, 0 for
+    the embeddings, counted from the end where negative. A plan has them ascending and not negative."""
     input_ids: bool = True
     """Store the token ids beside the states."""
     rows_per_shard: int | None = None
@@ -112,6 +115,8 @@ class StatesSpec:
     def __post_init__(self) -> None:
         if self.normalize and self.kind == "tokens":
             raise ValueError('normalize: false unless kind is "last", "mean" or "first"')
+        if self.normalize and self.layers:
+            raise ValueError("layers: none with normalize = true, since layers differ by their lengths too")
         if self.rows_per_shard is not None and self.rows_per_shard < 1:
             raise ValueError("rows_per_shard: a whole number, 1 or more")
         if self.record_batch_bytes < 2**16:
@@ -120,6 +125,16 @@ class StatesSpec:
             raise ValueError("reserve_bytes: 0 or more")
         if self.compression == "zstd" and not 1 <= self.compression_level <= 19:
             raise ValueError("compression_level: 1 to 19")
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What of it a resume must find unchanged, as plain values; layers count where some are asked for."""
+        table = dataclasses.asdict(self)
+        for habit in ("reserve_bytes", "record_batch_bytes"):
+            del table[habit]
+        if not self.layers:
+            del table["layers"]
+        return table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

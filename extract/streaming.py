@@ -5,7 +5,7 @@ and no more states are held than those of one batch. Nothing is resumed or verif
 (`run`). A text's states are those that a job would store, whatever stands beside it.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from extract.engine.contract import Contract, Runtime, read_contract
+from extract.engine.contract import Contract, Runtime, layer_states, read_contract
 from extract.engine.fetching import local_engine
+from extract.engine.layer_numbers import layer_numbers
 from extract.errors import BadValue
 from extract.packing import TokenBudget, pack, token_positions
 from extract.records import OUTCOMES, Int32, Int64, Outcome, TokenRows
@@ -42,6 +43,8 @@ class StreamedRow:
         input_ids: int32 [L], empty where there are no states.
         states: float32 or float16 [L, H], [H] for one state a row, `None` where the outcome has none. A view of the
             batch's array: copy it to keep a few rows of many batches.
+        layers: the same after each decoder layer that was asked for, by its number from 0 on; empty where `states` is
+            `None`.
     """
 
     row: int
@@ -49,6 +52,7 @@ class StreamedRow:
     outcome: Outcome
     input_ids: Int32
     states: npt.NDArray[Any] | None
+    layers: dict[int, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +75,7 @@ def stream(
     kind: OutputKind = "tokens",
     dtype: Literal["float32", "float16"] = "float32",
     normalize: bool = False,
+    layers: Sequence[int] = (),
     rows_per_batch: int = ROWS,
     threads: int | None = None,
     runtime: Runtime | None = None,
@@ -84,6 +89,7 @@ def stream(
         kind: states of every token, or one a row.
         dtype: of the arrays.
         normalize: scale pooled states to unit length.
+        layers: decoder layers whose states come beside the final one; as `layers` of a job spec.
         rows_per_batch: texts that are taken together; fewer where they are long.
         threads: CPU threads of the forward pass.
         runtime: the engine, if it is loaded already; it stays open.
@@ -101,7 +107,9 @@ def stream(
     """
     directory = local_engine(str(engine))
     contract = read_contract(directory)
-    asked = parse(StatesSpec, {"kind": kind, "dtype": dtype, "normalize": normalize}, "stream")
+    given = {"kind": kind, "dtype": dtype, "normalize": normalize, "layers": layers}
+    asked = parse(StatesSpec, given, "stream")
+    asked = replace(asked, layers=layer_numbers(asked.layers, contract))
     if dtype not in ("float32", "float16"):
         raise BadValue(where="stream", key="dtype", found=f'"{dtype}"', expected='"float32" or "float16"')
     if rows_per_batch < 1:
@@ -121,7 +129,7 @@ def stream(
         input="text",
         vocab_size=contract.checkpoint.vocab_size,
     )
-    windows = _windows(texts, tokenizer, contract, kind, rows_per_batch)
+    windows = _windows(texts, tokenizer, contract, asked, rows_per_batch)
     return _batches(windows, directory, contract, asked, policy, threads, runtime)
 
 
@@ -152,10 +160,15 @@ def _batches(
 
 
 def _windows(
-    texts: Iterable[str | bytes | None], tokenizer: RowTokenizer, contract: Contract, kind: OutputKind, num_rows: int
+    texts: Iterable[str | bytes | None],
+    tokenizer: RowTokenizer,
+    contract: Contract,
+    asked: StatesSpec,
+    num_rows: int,
 ) -> Iterator[tuple[int, TokenRows]]:
     """Position of the first text, and token rows of no more states than a batch may hold."""
-    held = MAX_STATE_BYTES // (4 * contract.output.width) if kind == "tokens" else MAX_STATE_BYTES
+    token_bytes = 4 * contract.output.width * (1 + len(asked.layers)) if asked.kind == "tokens" else 1
+    held = MAX_STATE_BYTES // token_bytes
     max_tokens = max(contract.limits.max_tokens, held)
     for first_row, taken in _taken(texts, num_rows):
         rows = tokenizer.tokenize(pa.array(taken, pa.large_binary()), first_row)
@@ -199,24 +212,30 @@ def _part(rows: TokenRows, start: int, stop: int) -> TokenRows:
     )
 
 
-def _states(runtime: Runtime, rows: TokenRows, budget: TokenBudget, asked: StatesSpec) -> Encoded:
-    """[T, H] in row order for kind "tokens", else [sequences with tokens, H], in the type that is asked for."""
+def _states(runtime: Runtime, rows: TokenRows, budget: TokenBudget, asked: StatesSpec) -> list[Encoded]:
+    """[T, H] in row order for kind "tokens", else [sequences with tokens, H], in the type that is asked for.
+
+    The final states, then those of each layer.
+    """
     has_tokens = np.diff(rows.offsets) > 0
     place = np.cumsum(has_tokens) - 1
     count = len(rows.input_ids) if asked.kind == "tokens" else int(np.count_nonzero(has_tokens))
-    states = np.empty((count, runtime.contract.output.width), np.float32)
+    states = [np.empty((count, runtime.contract.output.width), np.float32) for _ in range(1 + len(asked.layers))]
     for batch in pack(rows, budget):
         where = token_positions(rows.offsets, batch.members) if asked.kind == "tokens" else place[batch.members]
-        states[where] = as_float32(runtime.hidden_states(batch, asked.kind))
+        for kept, found in zip(states, layer_states(runtime, batch, asked.kind, asked.layers), strict=True):
+            kept[where] = as_float32(found)
     if not asked.normalize:
-        return value_type(asked.dtype).encode(states)
-    scaled, zero = unit_length(states)
+        return [value_type(asked.dtype).encode(one) for one in states]
+    scaled, zero = unit_length(states[0])  # layers are not given with unit length
     encoded = value_type(asked.dtype).encode(scaled)
     encoded.faults[zero] = Fault.ZERO_NORM
-    return encoded
+    return [encoded]
 
 
-def _streamed(first_row: int, rows: TokenRows, encoded: Encoded, asked: StatesSpec, policy: TextSpec) -> StreamedBatch:
+def _streamed(
+    first_row: int, rows: TokenRows, encoded: list[Encoded], asked: StatesSpec, policy: TextSpec
+) -> StreamedBatch:
     lengths: Int64 = np.diff(rows.offsets)
     ends = np.cumsum(lengths if asked.kind == "tokens" else lengths > 0)
     made = []
@@ -224,14 +243,23 @@ def _streamed(first_row: int, rows: TokenRows, encoded: Encoded, asked: StatesSp
         row, outcome = first_row + int(rows.source_index[index]), OUTCOMES[rows.outcome[index]]
         ids = rows.input_ids[rows.offsets[index] : rows.offsets[index + 1]]
         own = slice(int(ends[index]) - (length if asked.kind == "tokens" else 1), int(ends[index]))
-        states = None
-        if length and encoded.bad[own].any():
+        states: list[npt.NDArray[Any]] = []
+        if length and any(one.bad[own].any() for one in encoded):
             if policy.on_non_finite == "error":
                 problem = f"its states cannot be given as {asked.dtype}: not finite, too large, or without a length"
                 advice = 'Leave such rows out, or set on_non_finite = "record" to have them marked.'
                 raise RowRefused(row=row, problem=problem, advice=advice)
             outcome = Outcome.NON_FINITE
         elif length:
-            states = encoded.values[own] if asked.kind == "tokens" else encoded.values[own.start]
-        made.append(StreamedRow(row=row, chunk=int(rows.chunk[index]), outcome=outcome, input_ids=ids, states=states))
+            states = [one.values[own if asked.kind == "tokens" else own.start] for one in encoded]
+        made.append(
+            StreamedRow(
+                row=row,
+                chunk=int(rows.chunk[index]),
+                outcome=outcome,
+                input_ids=ids,
+                states=states[0] if states else None,
+                layers=dict(zip(asked.layers, states[1:], strict=bool(states))),
+            )
+        )
     return StreamedBatch(rows=tuple(made))

@@ -6,7 +6,7 @@ run makes them again.
 """
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from extract.recomputation import Recomputed, recompute_rows
 from extract.records import OUTCOMES, STATELESS
 from extract.shards import schema as names
 from extract.shards.shard_file import ShardFile
+from extract.shards.views import BatchView
 from extract.storage import ObjectPath, Place
 from extract.storage.local_copies import DamagedObject, local_copy
 from extract.store import clear_write_errors, move_aside, sync_directory
@@ -193,14 +194,15 @@ def _content_problems(job: StoredJob, commit: Commit, path: Path) -> list[str]:
         num_tokens += int(batch.num_tokens.sum(dtype=np.int64))
         num_original += _tokens_before_cuts(batch.arrow, job.chunked)
         stateless = np.isin(codes, [code for code, outcome in enumerate(OUTCOMES) if outcome in STATELESS])
-        spans = batch.state_spans
-        lengths = spans.stops - spans.starts
         expected = np.where(stateless, 0, batch.num_tokens if job.spec.states.kind == "tokens" else 1)
-        if not np.array_equal(lengths, expected):
-            row = int(batch.row[np.argmax(lengths != expected)])
-            problems.append(f"row {row} has another number of states than its tokens and outcome say")
-        if not np.isfinite(batch.states).all():
-            problems.append(f"record batch {number} holds values that are not finite")
+        for view, where in _columns(job, batch):
+            spans = view.state_spans
+            lengths = spans.stops - spans.starts
+            if not np.array_equal(lengths, expected):
+                row = int(batch.row[np.argmax(lengths != expected)])
+                problems.append(f"row {row} has another number of states than its tokens and outcome say{where}")
+            if not np.isfinite(view.states).all():
+                problems.append(f"record batch {number} holds values that are not finite{where}")
     if int(outcomes.sum()) != commit.num_rows_out:
         problems.append(f"{int(outcomes.sum()):,} rows found, {commit.num_rows_out:,} were written")
     counted = {str(name): int(count) for name, count in zip(OUTCOMES, outcomes, strict=True) if count}
@@ -214,6 +216,13 @@ def _content_problems(job: StoredJob, commit: Commit, path: Path) -> list[str]:
         problems.append("its record is wrong about being the last one")
     problems += _row_problems(job, commit, np.concatenate(rows), np.concatenate(chunks))
     return problems
+
+
+def _columns(job: StoredJob, batch: BatchView) -> Iterator[tuple[BatchView, str]]:
+    """A batch with the states of each column, and how a problem names the column."""
+    yield batch, ""
+    for layer in job.spec.states.layers:
+        yield batch.layer(layer), f" in {names.layer_name(layer)}"
 
 
 def _tokens_before_cuts(batch: pa.RecordBatch, chunked: bool) -> int:

@@ -19,8 +19,8 @@ from extract.spec import JobSpec
 
 JOB = """
     --add-generation-prompt --carry --chunk-overlap --column --compression --compression-level --data --dataset-config
-    --dtype --engine --fingerprint --format --id-column --input --input-ids --kind --limit --max-input-tokens
-    --max-sequences --max-tokens --no-input-ids --no-share --normalize --on-bad-text --on-empty --on-long
+    --dtype --engine --fingerprint --format --id-column --input --input-ids --kind --layers --limit
+    --max-input-tokens --max-sequences --max-tokens --no-input-ids --no-share --normalize --on-bad-text --on-empty --on-long
     --on-non-finite --on-null --output --overlap --prefix --record-batch-bytes --reserve-bytes --revision --rows
     --rows-per-shard --sequential --share --special-tokens --split --split-special-tokens --streaming --threads
     --truncation-side -o
@@ -122,6 +122,7 @@ OTHER_VALUES = {
     "carry": ("url", "score"),
     "rows": "0-9",
     "compression_level": 3,
+    "layers": (2, -1),
     "record_batch_bytes": 2**17,
     "chunk_overlap": 5,
 }
@@ -183,6 +184,9 @@ def test_an_option_sets_its_key_and_no_other(option):
 def _each(value: object) -> tuple[object, ...]:
     return value if isinstance(value, tuple) else (value,)
 
+    """As many times as the option is given."""
+    if value == OTHER_VALUES["layers"]:
+        return ("2,-1",)
 
 @functools.cache
 def attributes_read() -> frozenset[str]:

@@ -30,8 +30,8 @@ from extract.storage import Place
 @click.option(
     "--layers",
     metavar="LAYERS",
-    help="speculators, specforge: which stored layers, in order, such as 2,18,33; or final, the state after the final "
-    "norm alone.  [default: all that are there]",
+    help="speculators, specforge: which stored layers, in order, such as 2,18,33, or final, the state after the final "
+    "norm alone; saelens: one of them.  [default: none; final for saelens]",
 )
 @click.option(
     "--loss-mask",

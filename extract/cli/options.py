@@ -63,6 +63,9 @@ JOB_OPTIONS = (
     JobOption("states", "compression", "--compression", "Of the shard files."),
     JobOption("states", "compression_level", "--compression-level", "Of zstd.", "1-19"),
     JobOption("states", "normalize", "--normalize", "Scale pooled states to unit length."),
+    JobOption(
+        "states", "layers", "--layers", "Also store the states after these decoder layers, such as 2,15,-1.", "NUMBERS"
+    ),
     JobOption("states", "input_ids", "--input-ids/--no-input-ids", "Store the token ids beside the states."),
     JobOption("states", "rows_per_shard", "--rows-per-shard", "Source rows of a shard file.", "ROWS"),
     JobOption("states", "record_batch_bytes", "--record-batch-bytes", "Size of a record batch.", "BYTES"),
@@ -78,6 +81,7 @@ JOB_OPTIONS = (
 NONE_MEANS = {
     "carry": "none",
     "id_column": "none",
+    "layers": "none",
     "limit": "all",
     "max_input_tokens": "the engine's limit",
     "max_sequences": "the engine's limit",
@@ -158,6 +162,21 @@ class PlaceType(click.ParamType[Place]):
 PLACE = PlaceType()
 
 
+class NumbersType(click.ParamType[tuple[int, ...]]):
+    """Whole numbers with commas between them."""
+
+    name = "numbers"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        """See `click.ParamType.convert`."""
+        if isinstance(value, tuple):
+            return value
+        try:
+            return tuple(int(number) for number in str(value).split(","))
+        except ValueError:
+            self.fail(f"{value!r} is not a list of whole numbers such as 2,15,-1.", param, ctx)
+
+
 def choices_of(settings: type[Any], key: str) -> list[str]:
     """The values that a `Literal` field takes."""
     return list(get_args(get_type_hints(settings)[key]))
@@ -196,6 +215,8 @@ def _click_option(option: JobOption) -> Callable[[Any], Any]:
     kinds = [kind for kind in (get_args(hint) or (hint,)) if kind is not type(None)]
     if option.key in ("path", "carry"):
         attributes["multiple"] = True
+    elif option.key == "layers":
+        attributes["type"] = NumbersType()
     elif hint is bool:
         attributes.pop("metavar")
         if "/" not in option.flag:

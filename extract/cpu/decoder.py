@@ -6,7 +6,7 @@ that several micro-batches share is computed before them. Knows no files, no con
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -68,6 +68,23 @@ class Workspace:
         self.branch = kernels.matrix(rows if architecture.norms != "pre" else 0, hidden)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Outputs:
+    """Where the states of a pass go, [num_outputs, H] each: after the final norm, and after other layers."""
+
+    final: Float32
+    layers: dict[int, Float32]
+
+    def take(self, layer: int, batch: MicroBatch, x: Float32) -> None:
+        """Copy what is wanted of a micro-batch's residual stream, if it is asked for after this layer.
+
+        Not for the last layer, which leaves the wanted rows together.
+        """
+        if layer in self.layers:
+            rows = x[: len(batch.input_ids)] if batch.wanted is None else x[batch.wanted]
+            self.layers[layer][batch.first_output : batch.first_output + len(rows)] = rows
+
+
 class PackedDecoder:
     """Weights packed for one set of kernels.
 
@@ -114,7 +131,16 @@ class PackedDecoder:
 
     def states(self, plan: PassPlan) -> Float32:
         """Final-norm states [plan.num_outputs, H] of one pass, in the order of the plan's outputs."""
-        out: Float32 = np.empty((plan.num_outputs, self.architecture.hidden_size), np.float32)
+        return self.layer_states(plan, ())[0]
+
+    def layer_states(self, plan: PassPlan, layers: Sequence[int]) -> tuple[Float32, ...]:
+        """Final-norm states, and the residual stream after each of `layers` (0: the embeddings), of the same outputs.
+
+        Returns:
+            1 + len(layers) arrays [plan.num_outputs, H], in the order of the plan's outputs.
+        """
+        shape = plan.num_outputs, self.architecture.hidden_size
+        out = _Outputs(np.empty(shape, np.float32), {layer: np.empty(shape, np.float32) for layer in layers})
         if plan.kept is not None:
             assert self._kept_space is not None
             self._reserve(len(plan.kept.input_ids))
@@ -128,17 +154,22 @@ class PackedDecoder:
         used = self._spaces[: len(plan.micro_batches)]
         for future in [self._pool.submit(work, space) for space in used]:
             future.result()
-        return out
+        return out.final, *(out.layers[layer] for layer in layers)
 
-    def _forward(self, batch: MicroBatch, space: Workspace, out: Float32, *, keep: bool) -> None:
+    def _forward(self, batch: MicroBatch, space: Workspace, out: _Outputs, *, keep: bool) -> None:
         n = len(batch.input_ids)
         self.kernels.embed(self._embedding, batch.input_ids, self.architecture.embedding_scale, space.x)
+        out.take(0, batch, space.x)
         for number, layer in enumerate(self._layers[:-1]):
             self._attend(layer, batch, space, number, keep=keep)
             self._feed_forward(layer, n, space)
+            out.take(number + 1, batch, space.x)
         n = self._attend_last(self._layers[-1], batch, space, keep=keep)
         self._feed_forward(self._layers[-1], n, space)
-        self.kernels.final_norm(space.x, n, self._final_norm, out[batch.first_output : batch.first_output + n])
+        own = slice(batch.first_output, batch.first_output + n)
+        if len(self._layers) in out.layers:
+            out.layers[len(self._layers)][own] = space.x[:n]
+        self.kernels.final_norm(space.x, n, self._final_norm, out.final[own])
 
     def _attend(self, layer: Layer, batch: MicroBatch, space: Workspace, number: int, *, keep: bool) -> None:
         kernels, shape, n = self.kernels, self.architecture, len(batch.input_ids)

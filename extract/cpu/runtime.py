@@ -5,6 +5,7 @@ the precision, because the residual stream and the final norm are.
 """
 
 import os
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import cast
@@ -45,6 +46,10 @@ class CpuRuntime:
 
     def hidden_states(self, batch: TokenBatch, kind: OutputKind) -> States:
         """float32 [T, H] for "tokens", else [B, H]; see `Runtime.hidden_states`."""
+        return self.layer_states(batch, kind, ())[0]
+
+    def layer_states(self, batch: TokenBatch, kind: OutputKind, layers: Sequence[int]) -> tuple[States, ...]:
+        """The same, then those after each of `layers`; see `LayerRuntime.layer_states`."""
         try:
             plan = plan_pass(
                 batch.input_ids,
@@ -54,10 +59,10 @@ class CpuRuntime:
                 threads=self._decoder.threads,
                 share=self.share,
             )
-            states = self._decoder.states(plan)
+            found = self._decoder.layer_states(plan, layers)
             if plan.output_index is not None:
-                states = states[plan.output_index]
-            return means(states, batch.cu_seqlens) if kind == "mean" else states
+                found = tuple(states[plan.output_index] for states in found)
+            return tuple(means(states, batch.cu_seqlens) for states in found) if kind == "mean" else found
         except MemoryError:
             raise PassOutOfMemory(
                 tokens=f"{batch.num_tokens:,}", sequences=f"{batch.num_sequences:,}", device=self.contract.device.name

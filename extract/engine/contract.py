@@ -6,9 +6,10 @@ runtime when it loads.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from extract.canonical import blocks_digest, canonical_json, digest, file_digest
 from extract.errors import EngineRefused, ExtractError
@@ -44,6 +45,12 @@ class EngineDoesNotFit(EngineRefused):
     """This machine cannot run this engine."""
 
     template = "{path}: this engine needs {field} {expected}, this machine has {found}. {advice}"
+
+
+class NoLayerStates(EngineRefused):
+    """States of other layers than the final one cannot be taken from this model."""
+
+    template = "{model}: no states of other layers beside the final one: {problem}. Run the job without states.layers."
 
 
 class OutputDiffers(EngineRefused):
@@ -332,6 +339,29 @@ class Runtime(Protocol):
         """Give back what the runtime holds beside memory."""
 
 
+@runtime_checkable
+class LayerRuntime(Runtime, Protocol):
+    """A runtime that gives the states of other layers too."""
+
+    def layer_states(self, batch: TokenBatch, kind: OutputKind, layers: Sequence[int]) -> tuple[States, ...]:
+        """What `hidden_states` gives, and beside it the states of other layers, from one pass.
+
+        Args:
+            batch: as there.
+            kind: as there, of all of them.
+            layers: numbers of layers: n is the residual stream after n decoder layers, before any norm (0: the
+                embeddings as they enter the first layer).
+
+        Returns:
+            1 + len(layers) arrays of one shape and type: the final-norm states, which are the same bits as without
+            layers, then those of `layers` in their order.
+
+        Raises:
+            PassOutOfMemory: the pass does not fit; a smaller one may.
+            NoLayerStates: the engine cannot give them.
+        """
+
+
 class PassOutOfMemory(ExtractError):
     """One forward pass needed more memory than there is; the pipeline halves the token budget once."""
 
@@ -340,6 +370,21 @@ class PassOutOfMemory(ExtractError):
         "a forward pass of {tokens} tokens in {sequences} sequences ran out of memory on {device}. "
         "Run again with a smaller --max-tokens."
     )
+
+
+def layer_states(runtime: Runtime, batch: TokenBatch, kind: OutputKind, layers: Sequence[int]) -> tuple[States, ...]:
+    """`Runtime.hidden_states` and, of a runtime that has it, `LayerRuntime.layer_states`.
+
+    Raises:
+        PassOutOfMemory: see there.
+        NoLayerStates: layers are asked for, and the runtime or its model gives none.
+    """
+    if not layers:
+        return (runtime.hidden_states(batch, kind),)
+    if not isinstance(runtime, LayerRuntime):
+        name = f"{runtime.contract.runtime.name} on {runtime.contract.device.type}"
+        raise NoLayerStates(model=runtime.contract.checkpoint.name, problem=f"its engine ({name}) gives that one alone")
+    return runtime.layer_states(batch, kind, layers)
 
 
 def write_contract(directory: Path, contract: Contract) -> None:

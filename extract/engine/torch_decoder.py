@@ -8,6 +8,8 @@ Knows no files, no tokens and no contract. Whether a layout gives a family's rig
 project the norm's output before they return it.
 """
 
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -16,10 +18,12 @@ from torch import nn
 
 from extract.engine.torch_attention import PACKED_ATTENTION, register_packed_attention
 from extract.engine.torch_final_norm import FinalNorm, family_of, find_final_norm, first_tensor, last_hidden_state
+from extract.engine.torch_layers import DecoderLayers, find_decoder_layers
 from extract.engine.torch_packed_pass import Boundaries, Group, groups_of, packed_pass
 from extract.engine.torch_pooling import PooledKind, pool
 from extract.errors import EngineRefused
 from extract.records import Int64
+from extract.spec import OutputKind
 
 Layout = Literal["packed", "dense"]
 
@@ -106,6 +110,43 @@ class TorchDecoder:
         """[B, H]: the last or first token's state, or the mean over each sequence (accumulated in float32, float32)."""
         bounds = _as_array(cu_seqlens)
         return pool(self._states(input_ids, bounds), bounds, kind)
+
+    @torch.inference_mode()
+    def layer_states(
+        self, input_ids: torch.Tensor, cu_seqlens: Boundaries, kind: OutputKind, layers: Sequence[int]
+    ) -> tuple[torch.Tensor, ...]:
+        """`states` (or `pooled`), then the same of the residual stream after each of `layers`, ascending.
+
+        Raises:
+            NoLayerStates: see `find_decoder_layers`, which is asked once.
+        """
+        bounds = _as_array(cu_seqlens)
+        shape = int(bounds[-1]), self.final_norm.width
+
+        def kept(states: torch.Tensor) -> torch.Tensor:
+            states = states.reshape(shape)
+            return states.clone() if kind == "tokens" else pool(states, bounds, kind)
+
+        if not layers:  # then nobody asks which modules the layers are
+            states = self._states(input_ids, bounds)
+            return (states if kind == "tokens" else pool(states, bounds, kind),)
+        with self.layers.taking(layers, kept) as taken:
+            states = self._states(input_ids, bounds)
+        return states if kind == "tokens" else pool(states, bounds, kind), *taken
+
+    @cached_property
+    def layers(self) -> DecoderLayers:
+        """The model's decoder layers."""
+        ids = (torch.arange(PROBE_IDS, device=self.device) % vocab_size(self.model))[None]
+
+        def forward(**options: Any) -> Any:
+            with torch.inference_mode(), packed_pass((Group(0, 1, PROBE_IDS),), PROBE_IDS):
+                return self.model(input_ids=ids, use_cache=False, **options)
+
+        count = getattr(self.model.config, "num_hidden_layers", None)
+        found = find_decoder_layers(self.model, self.final_norm, count, forward)
+        self._captured = None
+        return found
 
     def _states(self, input_ids: torch.Tensor, bounds: Int64) -> torch.Tensor:
         num_tokens = int(bounds[-1])

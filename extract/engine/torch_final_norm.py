@@ -112,7 +112,7 @@ def find_final_norm(model: nn.Module, input_ids: torch.Tensor, *, allow_no_final
             handle.remove()
 
     width = state.shape[-1]
-    same = [one for one in reversed(ran) if _same_bits(one.output, state)]
+    same = [one for one in reversed(ran) if same_bits(one.output, state)]
     for one in same:
         if one.is_norm:
             how: Any = "last block's norm" if one.in_block else "final norm"
@@ -140,13 +140,13 @@ def family_of(model: nn.Module) -> str:
 
 def _norm_before(projection: _Ran, ran: deque[_Ran]) -> _Ran | None:
     for one in reversed(ran):
-        if one.is_norm and projection.given is not None and _same_bits(one.output, projection.given):
+        if one.is_norm and projection.given is not None and same_bits(one.output, projection.given):
             return one
     return None
 
 
-def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Bits, so that states of NaN are told by the probe and not taken for states of another module."""
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Equal bits, so that states of NaN are told by the probe and not taken for states of another module."""
     if one.dtype != other.dtype or one.numel() != other.numel() or one.shape[-1] != other.shape[-1]:
         return False
     return torch.equal(one.flatten().view(torch.uint8), other.flatten().view(torch.uint8))

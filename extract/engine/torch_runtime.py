@@ -16,6 +16,7 @@ import torch
 from extract.engine.contract import (
     Contract,
     EngineChanged,
+    NoLayerStates,
     OutputDiffers,
     PassOutOfMemory,
 )
@@ -41,13 +42,16 @@ class TorchRuntime:
 
     def hidden_states(self, batch: TokenBatch, kind: OutputKind) -> States:
         """Final-norm states of one pass: [T, H] for "tokens", else [B, H]; see `Runtime.hidden_states`."""
+        return self.layer_states(batch, kind, ())[0]
+
+    def layer_states(self, batch: TokenBatch, kind: OutputKind, layers: Sequence[int]) -> tuple[States, ...]:
+        """The same, then those after each of `layers`; see `LayerRuntime.layer_states`."""
+        if layers:
+            self._check_layers()
         input_ids = torch.from_numpy(batch.input_ids)
         try:
-            if kind == "tokens":
-                states = self._decoder.states(input_ids, batch.cu_seqlens)
-            else:
-                states = self._decoder.pooled(input_ids, batch.cu_seqlens, kind)
-            return _as_numpy(states)
+            found = self._decoder.layer_states(input_ids, batch.cu_seqlens, kind, layers)
+            return tuple(_as_numpy(states) for states in found)
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
             if not _is_out_of_memory(error):
                 raise
@@ -58,6 +62,13 @@ class TorchRuntime:
     def close(self) -> None:
         """Give the model its own attention back."""
         self._decoder.close()
+
+    def _check_layers(self) -> None:
+        """Their numbers are those of the contract, by which a job names them."""
+        found, expected = len(self._decoder.layers.modules), self.contract.checkpoint.num_layers
+        if found != expected:
+            problem = f"it has {found} decoder layers, its contract says {expected}"
+            raise NoLayerStates(model=self.contract.checkpoint.name, problem=problem)
 
 
 def open_torch_runtime(directory: Path, contract: Contract, *, threads: int | None = None) -> TorchRuntime:
@@ -140,6 +151,12 @@ class PlainModel:
         """float32 [L, H] of one row by itself."""
         states = self._decoder.states(torch.tensor(list(input_ids)), [0, len(input_ids)])
         return np.asarray(states.float().cpu().numpy(), dtype=np.float32)
+
+    def layer_states(self, input_ids: Sequence[int], layers: Sequence[int]) -> tuple[Float32, ...]:
+        """The same, then the residual stream after each of `layers`, ascending; see `LayerRuntime.layer_states`."""
+        ids = torch.tensor(list(input_ids))
+        found = self._decoder.layer_states(ids, [0, len(ids)], "tokens", layers)
+        return tuple(np.asarray(states.float().cpu().numpy(), dtype=np.float32) for states in found)
 
     def close(self) -> None:
         """Remove the hook."""

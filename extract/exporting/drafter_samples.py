@@ -11,21 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from extract.errors import SpecError
 from extract.exporting.loss_mask import LossMask, open_loss_mask
 from extract.exporting.safetensors import row_ids
-from extract.exporting.state_columns import FINAL, as_torch, read_states
+from extract.exporting.state_columns import FINAL, as_torch, check_stored, read_states
 from extract.exporting.target import Target, TargetCannotHold, TargetNeeds
 from extract.shards.views import BatchView
-
-
-class NoSuchLayer(SpecError):
-    """States of a layer that the output does not hold."""
-
-    template = (
-        "{path}: holds no states of layer {layer} (it has: {known}). Run a job that stores {column} beside the final "
-        "state, or choose with --layers among those that are there."
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +65,7 @@ class DrafterTarget(Target):
             raise TargetNeeds(
                 path=path, kind=self.kind, needed="token ids", advice="Run the job with states.input_ids = true."
             )
-        for name in self.layers:
-            if name != FINAL and name not in self.stream.layers:
-                known = ", ".join([*(one.removeprefix("layer_") for one in self.stream.layers), FINAL])
-                raise NoSuchLayer(path=path, layer=name.removeprefix("layer_"), column=name, known=known)
+        check_stored(self.layers, spec, path)
         _ = self.mask
 
     def samples(self, batches: Iterator[BatchView], layers: tuple[str, ...]) -> Iterator[Sample]:

@@ -12,9 +12,10 @@ import numpy.typing as npt
 
 from extract.exporting.parquet import write_parquet
 from extract.exporting.rows import plain_columns
-from extract.exporting.state_columns import FINAL, read_states, state_columns
+from extract.exporting.state_columns import FINAL, read_states
 from extract.exporting.target import Part, Target, Written
 from extract.exporting.working_directory import append, new_file
+from extract.shards import schema as names
 from extract.shards.values import value_type
 from extract.shards.views import BatchView
 from extract.store import clear_write_errors
@@ -52,7 +53,7 @@ class NpyTarget(Target):
         storage = value_type(self.stream.dtype).storage
         places = dict.fromkeys(self._arrays, HEADER_BYTES + vectors * self.stream.width * storage.itemsize)
         row = first_row
-        columns = state_columns(self.stream.schema, self.stream.spec)
+        columns = names.state_columns(self.stream.spec)
         name = f"rows/part-{shard:05d}.parquet"
 
         def tables() -> Iterator[Any]:

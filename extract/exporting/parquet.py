@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from extract.exporting.rows import plain_columns
-from extract.exporting.state_columns import state_columns
 from extract.exporting.target import Part, Target, Written, part_of
 from extract.exporting.working_directory import new_file
 from extract.shards import schema as names
@@ -39,7 +38,7 @@ class ParquetTarget(Target):
         """One file; a shard of which no row was chosen becomes none."""
         name = f"data/part-{shard:05d}.parquet"
         tables = (plain_columns(batch) for batch in batches)
-        split = state_columns(self.stream.schema, self.stream.spec)
+        split = names.state_columns(self.stream.spec)
         groups = write_parquet(new_file(self.folder / name), tables, split)
         return Written(files=(name,) if groups else (), facts={"row_groups": groups})
 

@@ -13,7 +13,7 @@ DRAFTERS = ("speculators", "specforge")
 """Targets with one sample a row, a loss mask, and states of several layers."""
 
 ONLY_FOR: dict[str, tuple[Kind, ...]] = {
-    "layers": ("speculators", "specforge"),
+    "layers": ("speculators", "specforge", "saelens"),
     "loss_mask": ("speculators", "specforge"),
     "engine": ("speculators", "specforge"),
     "context": ("saelens",),
@@ -39,7 +39,8 @@ class Request:
         rows: only these positions of the source, such as "0-99,250".
         cast: another stored type.
         unfinished: take what is committed of an output that is not complete.
-        layers: for drafters: which stored states, in order; "final" is the state after the final norm.
+        layers: for drafters: which stored states, in order; "final" is the state after the final norm. For SAELens: the
+            one whose states are cached.
         loss_mask: for drafters: "roles", "all" or the name of a carried column.
         engine: for drafters: where the engine lies now whose tokenizer tells the roles.
         context: for SAELens: tokens of a row.
@@ -74,8 +75,13 @@ class Request:
                 raise BadValue(where="export", key=key, found=value, expected="a whole number, 1 or more")
         for key, kinds in ONLY_FOR.items():
             if getattr(self, key) not in (None, ()) and self.kind not in kinds:
-                raise OptionDoesNotApply(option=key.replace("_", "-"), kind=self.kind, kinds=" and ".join(kinds))
+                raise OptionDoesNotApply(option=key.replace("_", "-"), kind=self.kind, kinds=_listed(kinds))
 
     def identity(self) -> dict[str, Any]:
         """What a later call must ask for again to go on: all but where the engine lies."""
         return {key: value for key, value in asdict(self).items() if key != "engine"}
+
+
+def _listed(kinds: tuple[Kind, ...]) -> str:
+    *first, last = kinds
+    return f"{', '.join(first)} and {last}" if first else last

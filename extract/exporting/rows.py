@@ -12,7 +12,6 @@ import pyarrow as pa
 
 from extract.commits import Commit
 from extract.derivation import Change, Recast, Unfinished
-from extract.errors import SpecError
 from extract.exporting.request import Request
 from extract.exporting.state_columns import layer_names, read_states
 from extract.manifest import tiling_problem
@@ -23,15 +22,6 @@ from extract.shards import schema as names
 from extract.shards.values import Bool
 from extract.shards.views import BatchView
 from extract.spec import OutputKind, StatesSpec, ValueType
-
-
-class LayersNotCast(SpecError):
-    """A cast changes the final state alone."""
-
-    template = (
-        "{path}: holds states of other layers too ({layers}), which --cast does not change. Leave --cast out, "
-        "or run the job again with the stored type that you want."
-    )
 
 
 @dataclass(slots=True)
@@ -64,7 +54,6 @@ class RowStream:
 
         Raises:
             Unfinished: the output is not complete.
-            LayersNotCast: see there.
             BadSelection: ranges that do not parse.
         """
         self.output, self.with_states_only = output, with_states_only
@@ -76,8 +65,6 @@ class RowStream:
         self._rows: Selection | None = None if request.rows is None else parse_selection(request.rows)
         self._recast: Recast | None = None
         if request.cast is not None and request.cast != output.dtype:
-            if layer_names(output.schema):
-                raise LayersNotCast(path=output.path, layers=", ".join(layer_names(output.schema)))
             self._recast = Recast(output, Change(dtype=request.cast))
 
     @property
@@ -108,7 +95,7 @@ class RowStream:
     @property
     def layers(self) -> tuple[str, ...]:
         """Names of the columns with states of other layers than the final norm's."""
-        return layer_names(self.schema)
+        return layer_names(self.spec)
 
     @property
     def shards(self) -> list[Commit]:

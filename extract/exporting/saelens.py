@@ -16,13 +16,15 @@ import pyarrow as pa
 
 from extract.exporting.hf_directory import describe, write_stream
 from extract.exporting.safetensors import row_ids
-from extract.exporting.state_columns import FINAL, read_states
+from extract.exporting.state_columns import FINAL, check_stored, read_states
 from extract.exporting.target import Part, Target, TargetCannotHold, Written, part_of
 from extract.shards.values import as_float32
 from extract.shards.views import BatchView
 
 CONTEXT = 128
 HOOK = "final_norm"
+LAYER_HOOK = "blocks.{block}.hook_resid_post"
+"""What SAELens calls the state after decoder layer block + 1; the embeddings are what enters block 0."""
 
 
 class SaelensTarget(Target):
@@ -31,8 +33,9 @@ class SaelensTarget(Target):
     kind = "saelens"
     title = "activations for SAELens (cached_activations_path)"
     cannot_carry = (
-        "Only states and token ids; bfloat16 becomes float32, exactly. States of a shard are cut every --context "
-        "tokens, across rows; fewer than --context of a shard are left over, left out and counted."
+        "Only states (the final ones, or those of one layer that --layers names) and token ids; bfloat16 becomes "
+        "float32, exactly. States of a shard are cut every --context tokens, across rows; fewer than --context of a "
+        "shard are left over, left out and counted."
     )
     reading = (
         'import datasets\nrows = datasets.load_from_disk("{path}").with_format("torch")'
@@ -47,9 +50,23 @@ class SaelensTarget(Target):
         return self.request.context or CONTEXT
 
     @property
+    def layer(self) -> str:
+        """Which stored states: "final" or "layer_<i>"."""
+        name = self.request.layers[0] if self.request.layers else FINAL
+        return FINAL if name == FINAL else f"layer_{name}"
+
+    @property
+    def layer_read_back(self) -> str:
+        """See `Target.layer_read_back`."""
+        return self.layer
+
+    @property
     def hook(self) -> str:
         """Name of the column."""
-        return self.request.hook or HOOK
+        if self.request.hook is not None or self.layer == FINAL:
+            return self.request.hook or HOOK
+        block = int(self.layer.removeprefix("layer_")) - 1
+        return LAYER_HOOK.format(block=block) if block >= 0 else "blocks.0.hook_resid_pre"
 
     @cached_property
     def features(self) -> Any:
@@ -72,6 +89,14 @@ class SaelensTarget(Target):
                 kind=self.kind,
                 advice='Export an output of kind "tokens".',
             )
+        if len(self.request.layers) > 1:
+            raise TargetCannotHold(
+                path=self.stream.output.path,
+                problem=f"would be asked for {len(self.request.layers)} layers at once",
+                kind=self.kind,
+                advice="Name one with --layers, and export again for another.",
+            )
+        check_stored((self.layer,), self.stream.spec, self.stream.output.path)
         if self.hook == "token_ids":
             raise TargetCannotHold(
                 path=self.stream.output.path,
@@ -89,7 +114,7 @@ class SaelensTarget(Target):
             states: npt.NDArray[Any] = np.zeros((0, self.stream.width), np.float32)
             ids = np.zeros(0, np.int32)
             for batch in batches:
-                found = read_states(batch, self.stream.spec, FINAL).values
+                found = read_states(batch, self.stream.spec, self.layer).values
                 found = found if found.dtype == np.float16 else as_float32(found)
                 states = found if not len(states) else np.concatenate([states, found])
                 if self.stream.spec.input_ids:
@@ -137,6 +162,7 @@ class SaelensTarget(Target):
         """What a training configuration must repeat."""
         return {
             "hook_name": self.hook,
+            "layer": self.layer,
             "context_size": self.context,
             "d_in": self.stream.width,
             "windows": sum(part.facts["windows"] for part in parts),

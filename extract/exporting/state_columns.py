@@ -1,24 +1,33 @@
 """States of one record batch as one array, from the column of the final norm or from that of another layer.
 
-An output may hold columns `layer_<i>` beside its own states, of the same shape: the state after decoder layer i (1 is
-the first), before any norm. `final` is the name of the output's own states here, those after the final norm.
+An output may hold columns `layer_<i>` beside its own states, of the same shape: the state after i decoder layers (0:
+the embeddings), before any norm. `final` is the name of the output's own states here, those after the final norm.
 """
 
-import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
+from extract.errors import SpecError
 from extract.records import Int64
 from extract.shards import schema as names
 from extract.shards.views import BatchView, Spans
 from extract.spec import StatesSpec
+from extract.storage import Place
 
 FINAL = "final"
-LAYER = re.compile(r"layer_(\d+)")
+
+
+class NoSuchLayer(SpecError):
+    """States of a layer that the output does not hold."""
+
+    template = (
+        "{path}: holds no states of layer {layer} (it has: {known}). Run a job that stores {column} beside the final "
+        "state, or choose with --layers among those that are there."
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,23 +45,27 @@ class StoredStates:
     spans: Spans
 
 
-def layer_names(schema: pa.Schema) -> tuple[str, ...]:
+def layer_names(spec: StatesSpec) -> tuple[str, ...]:
     """Columns of other layers, by ascending layer."""
-    found = [name for name in schema.names if LAYER.fullmatch(name) and _is_states(schema.field(name).type)]
-    return tuple(sorted(found, key=lambda name: int(name.removeprefix("layer_"))))
+    return names.state_columns(spec)[1:]
 
 
-def state_columns(schema: pa.Schema, spec: StatesSpec) -> tuple[str, ...]:
-    """Every column of states in a schema, the output's own first."""
-    return names.states_name(spec), *layer_names(schema)
+def check_stored(columns: Sequence[str], spec: StatesSpec, path: Place) -> None:
+    """Refuse a column of states, "final" or "layer_<i>", that the output at `path` does not hold.
+
+    Raises:
+        NoSuchLayer: the first of them.
+    """
+    stored = layer_names(spec)
+    for name in columns:
+        if name != FINAL and name not in stored:
+            known = ", ".join([*(one.removeprefix("layer_") for one in stored), FINAL])
+            raise NoSuchLayer(path=path, layer=name.removeprefix("layer_"), column=name, known=known)
 
 
 def read_states(batch: BatchView, spec: StatesSpec, name: str = FINAL) -> StoredStates:
     """States of a batch by the name of their layer: "final" or "layer_<i>"."""
-    view = batch
-    if name != FINAL:
-        column = batch.arrow.column(name)
-        view = BatchView(pa.RecordBatch.from_arrays([column], names=[names.states_name(spec)]), spec)
+    view = batch if name == FINAL else BatchView(batch.arrow, spec, name)
     spans = view.state_spans
     lengths = spans.stops - spans.starts
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
@@ -69,9 +82,3 @@ def as_torch(values: npt.NDArray[Any], dtype: str) -> Any:
 
     tensor = torch.from_numpy(values.view(np.int16).copy() if dtype == "bfloat16" else values.copy())
     return tensor.view(torch.bfloat16) if dtype == "bfloat16" else tensor
-
-
-def _is_states(kind: pa.DataType) -> bool:
-    while pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        kind = kind.value_type
-    return bool(pa.types.is_fixed_size_list(kind))

@@ -107,7 +107,8 @@ class _Collected:
     def __init__(self, job: StoredJob, width: int) -> None:
         self._job = job
         self._spec = job.spec.states
-        self._states_columns = {names.states_name(self._spec), names.states_name(self._spec) + names.SCALE_SUFFIX}
+        columns = names.state_columns(self._spec)
+        self._states_columns = {*columns, *(name + names.SCALE_SUFFIX for name in columns)}
         self._tally = StateTally(width)
         self._numbers: list[Int64] = [np.zeros((0, 3), np.int64)]
         self._outcomes: list[str] = []

@@ -5,7 +5,7 @@ A batch is bounded by all of its columns, so neither many states nor long carrie
 row larger than the bound is a batch of its own.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,21 +29,24 @@ class EncodedRows:
 
     Attributes:
         start, stop: which rows of the window.
-        states: the states as they came in, [K, H]: one a token, or one a row that has tokens.
+        states: of each column, the final one first: the states as they came in, [K, H]: one a token, or one a row that
+            has tokens.
         owners: int64 [K], the row (from `start`) that each state belongs to.
-        encoded: the same states as stored.
-        faults: uint8 [rows], the first fault of each row.
+        encoded: of each column, the same states as stored.
+        faults: uint8 [rows], the first fault of each row, in whichever column: its states are then stored in none.
     """
 
     start: int
     stop: int
-    states: States
+    states: tuple[States, ...]
     owners: Int64
-    encoded: Encoded
+    encoded: tuple[Encoded, ...]
     faults: UInt8
 
 
-def encoded_rows(rows: TokenRows, states: States, spec: StatesSpec, source_bytes: Int64) -> Iterator[EncodedRows]:
+def encoded_rows(
+    rows: TokenRows, states: States, spec: StatesSpec, source_bytes: Int64, layers: Sequence[States] = ()
+) -> Iterator[EncodedRows]:
     """Cut a window into parts of at most `spec.record_batch_bytes`, at least one row each, and encode their states.
 
     Args:
@@ -51,11 +54,12 @@ def encoded_rows(rows: TokenRows, states: States, spec: StatesSpec, source_bytes
         states: [T, H] for kind "tokens", else one state for each row that has tokens.
         spec: what is written.
         source_bytes: int64 [R], bytes of the carried columns of each source row.
+        layers: the same as `states`, of each of `spec.layers`.
     """
     stored, lengths = value_type(spec.dtype), np.diff(rows.offsets)
     per_row = lengths if spec.kind == "tokens" else (lengths > 0).astype(np.int64)
     state_offsets = np.concatenate([[0], np.cumsum(per_row)])
-    state_bytes = states.shape[1] * stored.bytes_per_value + (4 if stored.scaled else 0)
+    state_bytes = (1 + len(layers)) * (states.shape[1] * stored.bytes_per_value + (4 if stored.scaled else 0))
     row_bytes = ROW_BYTES + source_bytes[rows.source_index] + state_bytes * per_row
     if spec.input_ids:
         row_bytes += 4 * lengths
@@ -63,12 +67,13 @@ def encoded_rows(rows: TokenRows, states: States, spec: StatesSpec, source_bytes
         row_bytes += state_bytes * (1 - per_row)  # a null in a fixed-size list takes its full width
     for start, stop in _cuts(row_bytes, spec.record_batch_bytes):
         first, last = state_offsets[start], state_offsets[stop]
-        own = states[first:last]
-        encoded = _encode(own, spec)
+        own = tuple(column[first:last] for column in (states, *layers))
+        encoded = tuple(_encode(column, spec) for column in own)
         owners = np.repeat(np.arange(stop - start), per_row[start:stop])
         faults = np.zeros(stop - start, np.uint8)
-        bad = np.flatnonzero(encoded.bad)[::-1]
-        faults[owners[bad]] = encoded.faults[bad]
+        for column in encoded[::-1]:
+            bad = np.flatnonzero(column.bad)[::-1]
+            faults[owners[bad]] = column.faults[bad]
         yield EncodedRows(start=start, stop=stop, states=own, owners=owners, encoded=encoded, faults=faults)
 
 
@@ -146,11 +151,19 @@ _ID_LISTS = pa.list_(pa.field("item", pa.int32(), nullable=False))
 def _state_columns(
     part: EncodedRows, lengths: Int32, valid: Bool, spec: StatesSpec, schema: pa.Schema
 ) -> dict[str, pa.Array]:
-    """The column of states, null where `valid` [rows] is false, and that of scales where there is one."""
-    name = names.states_name(spec)
+    """The columns of states, null where `valid` [rows] is false, and those of scales where there are any."""
+    columns: dict[str, pa.Array] = {}
+    for name, encoded in zip(names.state_columns(spec), part.encoded, strict=True):
+        columns |= _state_column(name, encoded, part.owners, lengths, valid, spec, schema)
+    return columns
+
+
+def _state_column(
+    name: str, encoded: Encoded, owners: Int64, lengths: Int32, valid: Bool, spec: StatesSpec, schema: pa.Schema
+) -> dict[str, pa.Array]:
     kind = schema.field(name).type
-    values, scales = part.encoded.values, part.encoded.scales
-    stored = valid[part.owners]
+    values, scales = encoded.values, encoded.scales
+    stored = valid[owners]
     if not stored.all():
         values = values[stored]
         scales = None if scales is None else scales[stored]

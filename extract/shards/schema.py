@@ -18,6 +18,7 @@ FORMAT_VERSION = 1
 METADATA_PREFIX = "extract."
 BFLOAT16_EXTENSION = "extract.bfloat16"
 POSITION = "post_final_norm"
+LAYER_POSITION = "residual_after_layer_{layer}"
 
 ROW, ID, CHUNK, OUTCOME = "row", "id", "chunk", "outcome"
 NUM_TOKENS, NUM_TOKENS_ORIGINAL, INPUT_IDS = "num_tokens", "num_tokens_original", "input_ids"
@@ -78,7 +79,9 @@ def output_schema(
     ]
     if states.input_ids:
         own_fields.append(pa.field(INPUT_IDS, pa.list_(pa.field("item", pa.int32(), nullable=False))))
-    own_fields += _state_fields(states, width)
+    own_fields += _state_fields(states_name(states), states, width)
+    for layer in states.layers:
+        own_fields += _state_fields(layer_name(layer), states, width, LAYER_POSITION.format(layer=layer))
     _check_names({field.name for field in (*fields, *own_fields)}, carried_fields)
     facts = {**_reading_facts(states, width), **metadata}
     return pa.schema(
@@ -88,8 +91,18 @@ def output_schema(
 
 
 def states_name(states: StatesSpec) -> str:
-    """Name of the column that holds the states."""
+    """Name of the column that holds the final states."""
     return TOKEN_STATES if states.kind == "tokens" else POOLED_STATES
+
+
+def layer_name(layer: int) -> str:
+    """Name of the column that holds the states after decoder layer `layer` (0: the embeddings)."""
+    return f"layer_{layer}"
+
+
+def state_columns(states: StatesSpec) -> tuple[str, ...]:
+    """Every column of states, the final ones first."""
+    return states_name(states), *map(layer_name, states.layers)
 
 
 def storable_type(kind: pa.DataType) -> pa.DataType:
@@ -132,8 +145,11 @@ def _storable(name: str, kind: pa.DataType) -> pa.DataType:
         raise ColumnNotStorable(name=name, found=kind) from None
 
 
-def _state_fields(states: StatesSpec, width: int) -> list[pa.Field]:
-    """The column of states, and that of scales where the stored type has them."""
+def _state_fields(name: str, states: StatesSpec, width: int, position: str | None = None) -> list[pa.Field]:
+    """A column of states, and that of scales where the stored type has them.
+
+    Where the states of a column were taken stands on the column, but for the final ones, of which the schema says it.
+    """
     stored = value_type(states.dtype)
     bfloat16 = {"ARROW:extension:name": BFLOAT16_EXTENSION, "ARROW:extension:metadata": ""}
     value = pa.field(
@@ -146,8 +162,10 @@ def _state_fields(states: StatesSpec, width: int) -> list[pa.Field]:
     if states.kind == "tokens":
         state = pa.list_(pa.field("item", state, nullable=False))
         scale = pa.list_(pa.field("item", scale, nullable=False))
-    name = states_name(states)
-    fields = [pa.field(name, state, metadata={METADATA_PREFIX + "dtype": stored.name})]
+    facts = {"dtype": stored.name}
+    if position is not None:
+        facts |= {"position": position, "width": str(width)}
+    fields = [pa.field(name, state, metadata={METADATA_PREFIX + key: value for key, value in facts.items()})]
     return [*fields, pa.field(name + SCALE_SUFFIX, scale)] if stored.scaled else fields
 
 
@@ -167,12 +185,15 @@ def _reading_facts(states: StatesSpec, width: int) -> dict[str, str]:
     name = states_name(states)
     values = f"values is {name} as a numpy array [K, {width}]"
     scales = f", scale is {name}{SCALE_SUFFIX} as float32 [K]" if value_type(states.dtype).scaled else ""
+    layers = {"layers": ",".join(map(str, states.layers))} if states.layers else {}
+    beside = f"; {', '.join(map(layer_name, states.layers))} likewise" if states.layers else ""
     return {
         "format_version": str(FORMAT_VERSION),
         "kind": states.kind,
         "position": POSITION,
         "dtype": states.dtype,
         "width": str(width),
+        **layers,
         "normalized": "true" if states.normalize else "false",
-        "read": f"# {values}{scales}; null rows left out\n{value_type(states.dtype).recipe(width)}",
+        "read": f"# {values}{scales}; null rows left out{beside}\n{value_type(states.dtype).recipe(width)}",
     }

@@ -7,6 +7,7 @@ much as writing it. Same windows, same bytes.
 
 import hashlib
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ import pyarrow as pa
 
 from extract.errors import ExtractError
 from extract.records import NOT_COUNTED, OUTCOMES, Int64, States, TokenRows
+from extract.shards import schema as names
 from extract.shards.batches import EncodedRows, as_stored, bytes_by_row, encoded_rows, record_batch
 from extract.shards.values import Fault, as_float32, value_type
 from extract.spec import OnBad, StatesSpec
@@ -95,7 +97,14 @@ class ShardWriter:
             self._arrow = pa.PythonFile(self._file, mode="w")
             self._ipc = pa.ipc.new_file(self._arrow, schema, options=_write_options(states))
 
-    def write(self, rows: TokenRows, source: pa.RecordBatch, positions: Int64, states: States) -> None:
+    def write(
+        self,
+        rows: TokenRows,
+        source: pa.RecordBatch,
+        positions: Int64,
+        states: States,
+        layers: Sequence[States] = (),
+    ) -> None:
         """Append one window.
 
         Args:
@@ -103,16 +112,19 @@ class ShardWriter:
             source: id (if asked) and carried columns of the R source rows.
             positions: int64 [R], where the window's source rows stand in the source.
             states: [T, H] for kind "tokens", else one for each row that has tokens, in row order.
+            layers: the same of each of the job's `states.layers`, in their order.
 
         Raises:
             NonFiniteStates, ZeroState: a state cannot be stored and `on_non_finite` is "error".
         """
         if not len(rows.outcome):
             return
-        _check_shape(rows, states, self._spec, self._width)
+        assert len(layers) == len(self._spec.layers), (len(layers), self._spec.layers)
+        for column in (states, *layers):
+            _check_shape(rows, column, self._spec, self._width)
         source = as_stored(source, self._schema)
         source_bytes = bytes_by_row(source, int(rows.source_index[-1]) + 1)
-        for part in encoded_rows(rows, states, self._spec, source_bytes):
+        for part in encoded_rows(rows, states, self._spec, source_bytes, layers):
             if self._on_non_finite == "error" and part.faults.any():
                 self._refuse(part, rows, positions)
             batch = record_batch(part, rows, source, positions, self._spec, self._schema)
@@ -154,22 +166,24 @@ class ShardWriter:
 
     def _refuse(self, part: EncodedRows, rows: TokenRows, positions: Int64) -> None:
         """Raise for the first state of a part that cannot be stored."""
-        first = int(np.flatnonzero(part.encoded.bad)[0])
+        bad = np.stack([encoded.bad for encoded in part.encoded], axis=1)  # [K, columns]
+        first, column = (int(place) for place in np.argwhere(bad)[0])
         owner = int(part.owners[first])
         row = int(positions[rows.source_index[part.start + owner]])
-        if part.encoded.faults[first] == Fault.ZERO_NORM:
+        if part.encoded[column].faults[first] == Fault.ZERO_NORM:
             raise ZeroState(shard=self._shard, row=row)
-        state = as_float32(part.states[first : first + 1])[0]
+        state = as_float32(part.states[column][first : first + 1])[0]
         finite, largest = np.isfinite(state), value_type(self._spec.dtype).largest
         nan = int(np.isnan(state).sum())
         over = int(np.count_nonzero(np.abs(state[finite]) > largest))
         inf = len(state) - int(finite.sum()) - nan
+        place = f"token {first - int(np.searchsorted(part.owners, owner))}" if self._spec.kind == "tokens" else "state"
+        if column:
+            place += f" of {names.state_columns(self._spec)[column]}"
         raise NonFiniteStates(
             shard=self._shard,
             row=row,
-            place=f"token {first - int(np.searchsorted(part.owners, owner))}"
-            if self._spec.kind == "tokens"
-            else "state",
+            place=place,
             bad=nan + inf + over,
             width=len(state),
             dtype=self._spec.dtype,

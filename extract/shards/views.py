@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from extract.errors import SpecError
 from extract.records import Int32, Int64
 from extract.shards import schema as names
 from extract.shards.values import Float32, value_type
@@ -30,13 +31,37 @@ class Spans:
         return slice(int(self.starts[n]), int(self.stops[n]))
 
 
+class NotStored(SpecError):
+    """States of a layer that the output does not hold."""
+
+    template = "the output holds no states of layer {layer} (layers beside the final state: {known})."
+
+
 class BatchView:
     """N rows of a shard. Letters: K stored states, T token ids, H hidden size."""
 
-    def __init__(self, arrow: pa.RecordBatch, spec: StatesSpec) -> None:
+    def __init__(self, arrow: pa.RecordBatch, spec: StatesSpec, column: str | None = None) -> None:
+        """View a batch.
+
+        Args:
+            arrow: with the columns of the output schema.
+            spec: what was written.
+            column: whose states are viewed; `None`: the final ones.
+        """
         self.arrow = arrow
         """All columns as they are stored."""
         self._spec = spec
+        self._column = column if column is not None else names.states_name(spec)
+
+    def layer(self, number: int) -> "BatchView":
+        """The same rows, with the states after decoder layer `number` in place of the final ones.
+
+        Raises:
+            NotStored: the output does not hold them.
+        """
+        if number not in self._spec.layers:
+            raise NotStored(layer=number, known=", ".join(map(str, self._spec.layers)) or "none")
+        return BatchView(self.arrow, self._spec, names.layer_name(number))
 
     @property
     def num_rows(self) -> int:
@@ -84,7 +109,7 @@ class BatchView:
         """float32 [K]: what int8 values are multiplied by, else `None`. Zero where a pooled row has no state."""
         if not value_type(self._spec.dtype).scaled:
             return None
-        column = self.arrow.column(names.states_name(self._spec) + names.SCALE_SUFFIX)
+        column = self.arrow.column(self._column + names.SCALE_SUFFIX)
         scales: Float32 = _flat(column.values) if self._spec.kind == "tokens" else _flat(column.fill_null(0))
         return scales
 
@@ -124,7 +149,13 @@ class BatchView:
 
     def decoded(self) -> pa.RecordBatch:
         """The batch with float32 states instead of the stored type, for readers that have no such type."""
-        name = names.states_name(self._spec)
+        batch = self.arrow
+        for name in names.state_columns(self._spec):
+            batch = BatchView(batch, self._spec, name)._decoded_column()
+        return batch
+
+    def _decoded_column(self) -> pa.RecordBatch:
+        name = self._column
         column, width = self._states_column, self.values.shape[1]
         flat = pa.FixedSizeListArray.from_arrays(pa.array(self.states.reshape(-1)), width)
         if self._spec.kind == "tokens":
@@ -136,7 +167,7 @@ class BatchView:
 
     @property
     def _states_column(self) -> pa.Array:
-        return self.arrow.column(names.states_name(self._spec))
+        return self.arrow.column(self._column)
 
 
 def _flat(array: pa.Array) -> npt.NDArray[Any]:

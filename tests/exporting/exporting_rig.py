@@ -56,6 +56,7 @@ def with_layers(out: Path, *layers: int) -> Path:
     states = schema.field("hidden_states")
     for layer in layers:
         schema = schema.append(states.with_name(f"layer_{layer}"))
+    job["spec"]["states"]["layers"] = sorted(layers)
     job["schema"] = base64.b64encode(schema.serialize().to_pybytes()).decode()
     (out / "job.json").write_text(json.dumps(job))
     for commit in read_commits(out / "commits"):

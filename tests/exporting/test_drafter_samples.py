@@ -13,9 +13,8 @@ from exporting_rig import DTYPES, output, stored, with_layers
 from safetensors.torch import load_file
 
 from extract import export
-from extract.exporting.drafter_samples import NoSuchLayer
 from extract.exporting.loss_mask import NoLossMask
-from extract.exporting.rows import LayersNotCast
+from extract.exporting.state_columns import NoSuchLayer
 from extract.exporting.target import TargetNeeds
 from extract.output import open_output
 
@@ -182,10 +181,12 @@ def test_a_layer_that_is_not_stored_is_named(kind, tmp_path):
     assert not (tmp_path / ".to.exporting").exists()
 
 
-def test_layers_are_not_cast(tmp_path):
-    out = with_layers(output(tmp_path), 2)
-    with pytest.raises(LayersNotCast, match=r"\(layer_2\), which --cast does not change"):
-        export(out, tmp_path / "to", kind="parquet", cast="float32")
+def test_a_cast_changes_layers_too(tmp_path):
+    out = with_layers(output(tmp_path, "tokens", "float32"), 2)
+    export(out, tmp_path / "to", kind="npy", cast="float16")
+    whole = np.load(tmp_path / "to" / "states.npy")
+    assert whole.dtype == np.float16
+    assert np.array_equal(np.load(tmp_path / "to" / "layer_2.npy"), np.roll(whole, 2, axis=1))
 
 
 def test_layers_go_to_the_other_targets_too(tmp_path):

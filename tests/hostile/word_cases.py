@@ -22,6 +22,8 @@ COMMANDS: dict[str, str] = {
     "storage.BadAddress": "status ftp://bucket/out",
     "job.NotAJob": "status gone",
     "inspection.NothingToInspect": "inspect gone",
+    "engine.layer_numbers.LayerTwice": PLAN + "rows.parquet --layers 2,-2",
+    "engine.layer_numbers.NoSuchDecoderLayer": PLAN + "rows.parquet --layers 1,99",
     "planning.BeyondEngine": PLAN + "rows.parquet --max-input-tokens 64",
     "selection.BadSelection": PLAN + "rows.parquet --rows 1,1",
     "shards.schema.ColumnTaken": PLAN + "rows.parquet --carry row",
@@ -64,7 +66,6 @@ COMMANDS: dict[str, str] = {
 }
 
 FACTS: dict[str, dict[str, Any]] = {
-    "exporting.drafter_samples.NoSuchLayer": {"path": "out", "layer": 2, "known": "final", "column": "layer_2"},
     "exporting.export.ExportDiffers": {"path": "export", "row": 7},
     "exporting.hf_directory.ColumnNotForDatasets": {
         "path": "out",
@@ -73,7 +74,7 @@ FACTS: dict[str, dict[str, Any]] = {
     },
     "exporting.loss_mask.NoLossMask": {"path": "out", "problem": "the job's input was text, not messages"},
     "exporting.request.OptionDoesNotApply": {"option": "context", "kind": "npy", "kinds": "saelens"},
-    "exporting.rows.LayersNotCast": {"path": "out", "layers": "layer_2, layer_15"},
+    "exporting.state_columns.NoSuchLayer": {"path": "out", "layer": 2, "known": "final", "column": "layer_2"},
     "exporting.target.MissingPackage": {"kind": "lance", "package": "pylance"},
     "exporting.target.TargetCannotHold": {
         "path": "out",
@@ -109,11 +110,13 @@ FACTS: dict[str, dict[str, Any]] = {
         "found": 4096,
         "expected": "at most 2048 (max_position_embeddings)",
     },
+    "engine.layer_numbers.LayersNotGiven": {"runtime": "tensorrt-llm"},
     "engine.tensorrt_builder.CardTooSmall": {"found": 80, "name": "NVIDIA L4", "expected": 22.5},
     "engine.tensorrt_builder.VendorPrecision": {"found": "bfloat16", "path": "checkpoint-fp8", "expected": "fp8"},
     "engine.tiers.NoTiers": {"runtime": "torch"},
     "fidelity_check.measure.NothingToHold": {"problem": "checkpoint holds no output head"},
     "embedding.NoSuchPrompt": {"checkpoint": "org/model", "found": "passage", "known": "It has: query, document."},
+    "shards.views.NotStored": {"layer": 1, "known": "2, 15"},
     "output.NoSuchRow": {"path": "out", "row": 20, "problem": "the last one is 19"},
     "planning.StatesNotGiven": {"found": "tokens", "expected": "last"},
     "quantizing.QuantizedExists": {"path": "checkpoint-fp8"},
@@ -203,6 +206,10 @@ FACTS: dict[str, dict[str, Any]] = {
     "engine.contract.EngineChanged": {
         "path": "engine",
         "name": "model.safetensors",
+    "engine.contract.NoLayerStates": {
+        "model": "gemma3n_text",
+        "problem": "no list of modules runs once for each of its 4 layers",
+    },
         "field": "size",
         "found": 1023,
         "expected": 1024,
