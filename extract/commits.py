@@ -2,28 +2,31 @@
 
 Its last key, `check`, is a digest of all that stands before it, so that a bit that flipped anywhere in a record is seen
 like one that flipped in a data file. A record without that key is believed: earlier versions wrote none.
+
+There may be a million of them. So who only asks what is done opens none, who wants sums takes them one at a time, and a
+record whose digest is right is not taken apart value by value: it is what `write_commit` wrote.
 """
 
 import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_origin, get_type_hints
 
 from extract.canonical import canonical_json
 from extract.errors import ExtractError, VerificationFailed
 from extract.settings import parse
 from extract.storage import ObjectPath, Place
-from extract.store import create_once
+from extract.store import create_once, names_in
 
 PlaceT = TypeVar("PlaceT", Path, ObjectPath, Place)
 
 MAX_RECORD_BYTES = 1 << 20
-_USUAL_BYTES = 1 << 14
-"""Read at once; asking for the most that a record may have would cost a megabyte of fresh memory each."""
+_USUAL_BYTES = 1 << 13
+"""Of a record, at most: asking for the most that one may have would cost a megabyte of fresh memory each."""
 RECORD_NAME = re.compile(r"shard-([0-9]{5}|[1-9][0-9]{5,17})\.json")
 DATA_NAME = re.compile(r"shard-[-.\w]+", re.ASCII)
 """Names of one file in `data/`: nothing that leads elsewhere."""
@@ -80,7 +83,11 @@ def shard_name(shard: int) -> str:
 
 def commit_path(commits: PlaceT, shard: int) -> PlaceT:
     """Where a shard's record lies."""
-    return commits / f"{shard_name(shard)}.json"
+    return commits / _record_name(shard)
+
+
+def _record_name(shard: int) -> str:
+    return f"{shard_name(shard)}.json"
 
 
 def write_commit(commits: Place, commit: Commit) -> bool:
@@ -101,59 +108,123 @@ def read_commit(path: Place) -> Commit:
         BadRecord: not JSON, unknown or missing fields, absurd size, or a data name that points elsewhere.
     """
     if isinstance(path, ObjectPath):
-        return _parse(str(path), _object_bytes(path), {})
-    return _read(str(path), {})
+        try:
+            return _understood(str(path), path.read_bytes())
+        except FileNotFoundError:
+            raise _bad(str(path), "no such object") from None
+    return _read(str(path))
 
 
-def _object_bytes(path: ObjectPath) -> bytes:
+def each_commit(commits: Place, shards: Iterable[int] | None = None) -> Iterator[Commit]:
+    """Records by shard number, one in memory at a time: those of `shards`, or all that are there.
+
+    Raises:
+        BadRecord: see `read_commit`.
+    """
+    if shards is None:
+        shards = sorted(committed_shards(commits))
+    folder, names = str(commits), (_record_name(shard) for shard in shards)
+    if isinstance(commits, ObjectPath):  # a request each: many at a time
+        try:
+            for name, raw in commits.read_all(names):
+                yield _understood(f"{folder}/{name}", raw)
+        except FileNotFoundError as error:
+            raise _bad(str(error), "no such object") from None
+        return
+    for name in names:
+        yield _read(f"{folder}/{name}")
+
+
+def read_commits(commits: Place) -> list[Commit]:
+    """All records by shard number, for who needs them at once; equal `worker` tables of them are one object."""
+    workers: dict[str, dict[str, Any]] = {}
+    found = []
+    for commit in each_commit(commits):
+        object.__setattr__(commit, "worker", workers.setdefault(repr(commit.worker), commit.worker))
+        found.append(commit)
+    return found
+
+
+def _read(path: str) -> Commit:
+    """Read one record of a directory; what is unusual about it is looked at again, at leisure."""
     try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise _bad(str(path), "no such object") from None
+        file = os.open(path, os.O_RDONLY)
+        try:
+            raw = os.read(file, _USUAL_BYTES)
+        finally:
+            os.close(file)
+    except OSError:
+        raw = b""
+    return _as_written(path, raw) or _parse(path, _file_bytes(path))
 
 
-def _read(path: str, workers: dict[str, dict[str, Any]]) -> Commit:
-    """Read one record of a directory; see `_parse`."""
+def _understood(path: str, raw: bytes) -> Commit:
+    return _as_written(path, raw) or _parse(path, raw)
+
+
+def _as_written(path: str, raw: bytes) -> Commit | None:
+    """A record that is byte for byte what `write_commit` wrote under this name, or `None`."""
+    body = raw[:-_CHECK_BYTES] + b"}"
+    if raw[-_CHECK_BYTES:] != _CHECK % _digest(body):
+        return None
     try:
-        with open(path, "rb") as file:  # noqa: PTH123  (100,000 of them: no Path for each)
-            raw = file.read(_USUAL_BYTES)
-            if len(raw) == _USUAL_BYTES:
-                raw += file.read(MAX_RECORD_BYTES)
+        table, end = _decode(body.decode())
+    except (ValueError, RecursionError):
+        return None
+    if type(table) is not dict or end != len(body) or tuple(table) != _KEYS:
+        return None
+    if tuple(map(type, table.values())) != _TYPES:
+        return None
+    commit = Commit(**table)
+    return None if _belongs_elsewhere(path, commit) else commit
+
+
+def _file_bytes(path: str) -> bytes:
+    """All of a record's file."""
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123
+            raw = file.read(MAX_RECORD_BYTES + 1)
         if len(raw) > MAX_RECORD_BYTES:
             raise _bad(path, f"{os.stat(path).st_size:,} bytes, absurdly many for a record")  # noqa: PTH116
     except OSError as error:
         raise _bad(path, f"cannot be read ({error})") from None
-    return _parse(path, raw, workers)
+    return raw
 
 
-def _parse(path: str, raw: bytes, workers: dict[str, dict[str, Any]]) -> Commit:
-    """Understand one record; equal `worker` tables of several records become one object by way of `workers`."""
+def _parse(path: str, raw: bytes) -> Commit:
+    """Understand one record value by value, and say what is wrong with it."""
     try:
         table = json.loads(raw)
         check = table.pop("check", None) if isinstance(table, dict) else None
         commit = parse(Commit, table, path)
     except (ValueError, RecursionError) as error:
         raise _bad(path, f"cannot be read ({error})") from None
-    except BadRecord:
-        raise
     except ExtractError as error:
         raise _bad(path, str(error).removeprefix(f"{path}: ").rstrip(".")) from None
-    name = shard_name(commit.shard)
-    if not (commit.data.startswith(name) and DATA_NAME.fullmatch(commit.data)):
-        raise _bad(path, f"its data name {commit.data[:80]!r} is not one of this shard")
-    if os.path.basename(path) != f"{name}.json":  # noqa: PTH119
-        raise _bad(path, f"it is the record of shard {commit.shard}")
+    problem = _belongs_elsewhere(path, commit)
+    if problem is not None:
+        raise _bad(path, problem)
     if check is not None and not _is_as_written(raw, check):  # last, for the others say more
         raise _bad(path, "it is not as it was written: its digest differs")
-    shared = workers.setdefault(repr(commit.worker), commit.worker)
-    if shared is not commit.worker:
-        object.__setattr__(commit, "worker", shared)
     return commit
+
+
+def _belongs_elsewhere(path: str, commit: Commit) -> str | None:
+    """Why a record is not one of the shard that its name says, or `None`."""
+    name = shard_name(commit.shard)
+    if not (commit.data.startswith(name) and DATA_NAME.fullmatch(commit.data)):
+        return f"its data name {commit.data[:80]!r} is not one of this shard"
+    return None if path.rpartition("/")[2] == f"{name}.json" else f"it is the record of shard {commit.shard}"
 
 
 def _bad(path: str, problem: str) -> BadRecord:
     return BadRecord(path=path, problem=problem, job=os.path.dirname(os.path.dirname(path)) or ".")  # noqa: PTH120
 
+
+_KEYS = tuple(sorted(field.name for field in fields(Commit)))
+"""In the order in which `canonical_json` writes them."""
+_TYPES = tuple(get_origin(get_type_hints(Commit)[key]) or get_type_hints(Commit)[key] for key in _KEYS)
+_decode = json.JSONDecoder().raw_decode
 
 _CHECK = b',"check":"%b"}\n'
 _CHECK_BYTES = len(_CHECK % bytes(16))
@@ -171,26 +242,13 @@ def _is_as_written(raw: bytes, check: object) -> bool:
 
 def committed_shards(commits: Place) -> set[int]:
     """Numbers of the shards that are done, from one listing and no reads."""
-    try:
-        names = commits.names() if isinstance(commits, ObjectPath) else os.listdir(commits)  # noqa: PTH208
-    except (FileNotFoundError, NotADirectoryError):
-        return set()
-    return {int(found[1]) for name in names if (found := RECORD_NAME.fullmatch(name))}
+    return {int(found[1]) for name in names_in(commits) if (found := RECORD_NAME.fullmatch(name))}
 
 
-def read_commits(commits: Place, known: Iterable[Commit] = ()) -> list[Commit]:
-    """All records, by shard number; those of `known` are not read again, for a record never changes."""
-    folder, workers = str(commits), dict[str, dict[str, Any]]()
-    before = {commit.shard: commit for commit in known}
-    if isinstance(commits, ObjectPath):  # a request each: many at a time
-        listed = sorted(committed_shards(commits))
-        missing = [shard for shard in listed if shard not in before]
-        names = [f"{shard_name(shard)}.json" for shard in missing]
-        for name, raw in zip(names, commits.read_all(names), strict=True):
-            commit = _parse(f"{folder}/{name}", raw, workers)
-            before[commit.shard] = commit
-        return [before[shard] for shard in listed]
-    return [
-        before.get(shard) or _read(f"{folder}/{shard_name(shard)}.json", workers)
-        for shard in sorted(committed_shards(commits))
-    ]
+def committed_among(commits: Place, shards: Iterable[int]) -> set[int]:
+    """Those of `shards` that are done, by asking for each: no listing, however many others there are."""
+    if isinstance(commits, ObjectPath):
+        names = {_record_name(shard): shard for shard in shards}
+        return {names[name] for name, found in commits.look_for(names) if found}
+    folder = str(commits)
+    return {shard for shard in shards if os.path.exists(f"{folder}/{_record_name(shard)}")}  # noqa: PTH110

@@ -6,47 +6,49 @@ asking whose they are. A finished job that is run again is not touched at all.
 """
 
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from extract.claims import Claims
-from extract.commits import Commit, read_commits
+from extract.commits import Commit
 from extract.job import JobDirectory, read_job
 from extract.manifest import finalize
+from extract.record_sums import Totals
 from extract.storage import ObjectPath, Place
-from extract.store import clear_write_errors, sync_directory
+from extract.store import clear_write_errors, names_in, sync_directory
 
 ABANDONED_S = 3600.0
 """Where a file system has no locks, a file must not have been written for this long before it is removed."""
 
 
-def complete(directory: JobDirectory, known: Iterable[Commit] = ()) -> list[Commit]:
+def complete(directory: JobDirectory) -> Totals:
     """Write the manifest if it is not there, and remove what dead workers left. Needs every shard to be committed.
 
-    Holds a `Claims` of its own, so the caller's must be closed. Records that the caller has read already (`known`) are
-    not read again: they never change.
+    Holds a `Claims` of its own, so the caller's must be closed.
 
     Returns:
-        All commit records, by shard.
+        What the commit records add up to.
 
     Raises:
         NotTiled: a shard is missing.
     """
-    job, commits = read_job(directory.root), read_commits(directory.commits, known)
-    if directory.manifest.is_file() and not leftovers(directory, commits):
-        finalize(job, commits)  # nothing is written unless the manifest is another one
-        return commits
+    job, strays = read_job(directory.root), Strays(directory)
+    found: Totals | None = None
+    if directory.manifest.is_file():
+        found = finalize(job, strays.named_by)  # nothing is written unless the manifest is another one
+        if not strays.paths():
+            return found
     claims = Claims(directory.claims)
     try:
         claims.wait_for_end_of_job()
         with clear_write_errors(directory.root):
             for folder in (directory.data, directory.commits):  # their last change may be that of a worker that died
                 sync_directory(folder)
-        finalize(job, commits)
+        if found is None:
+            found = finalize(job, strays.named_by)
         before = time.time() - (0.0 if claims.supported else ABANDONED_S)
         with clear_write_errors(directory.root):
-            for path in leftovers(directory, commits):
+            for path in strays.paths():
                 if not claims.supported and _written_after(path, before):
                     continue
                 path.unlink(missing_ok=True)
@@ -55,17 +57,31 @@ def complete(directory: JobDirectory, known: Iterable[Commit] = ()) -> list[Comm
                     directory.tmp.rmdir()
     finally:
         claims.close()
-    return commits
+    return found
 
 
-def leftovers(directory: JobDirectory, commits: list[Commit]) -> list[Place]:
-    """Files of a complete job that no record names. Only names that `extract` gives are looked at."""
-    known = {commit.data for commit in commits}
-    return [
-        *_half_written(directory),
-        *directory.tmp.glob("shard-*"),
-        *(path for path in directory.data.glob("shard-*.arrow") if path.name not in known),
-    ]
+class Strays:
+    """Files of a complete job that no record names. Only names that `extract` gives are looked at.
+
+    The files are listed first and the records shown afterwards, so that none is taken for a stray whose record was
+    still to come.
+    """
+
+    def __init__(self, directory: JobDirectory) -> None:
+        self._directory = directory
+        self._data = {
+            name for name in names_in(directory.data) if name.startswith("shard-") and name.endswith(".arrow")
+        }
+
+    def named_by(self, commit: Commit) -> None:
+        """A record; its file is none."""
+        self._data.discard(commit.data)
+
+    def paths(self) -> list[Place]:
+        """All of them, once every record was shown."""
+        directory = self._directory
+        written = [directory.tmp / name for name in names_in(directory.tmp) if name.startswith("shard-")]
+        return [*_half_written(directory), *written, *(directory.data / name for name in sorted(self._data))]
 
 
 def _half_written(directory: JobDirectory) -> list[Path]:
@@ -74,7 +90,7 @@ def _half_written(directory: JobDirectory) -> list[Path]:
     if isinstance(root, ObjectPath) or isinstance(commits, ObjectPath):
         return []
     beside_job = [path for name in ("job", "manifest") for path in root.glob(f".{name}.json.*")]
-    return [*beside_job, *commits.glob(".shard-*.json.*")]
+    return [*beside_job, *(commits / name for name in names_in(commits) if name.startswith(".shard-"))]
 
 
 def _written_after(path: Place, moment: float) -> bool:

@@ -21,10 +21,10 @@ from extract.commits import Commit, commit_path, committed_shards, shard_name
 from extract.completion import complete
 from extract.errors import ResumeRefused, SpecError
 from extract.job import JobDirectory, JobRecord, StoredJob, job_id, prepare, read_job
-from extract.manifest import Totals, tiling_problem, totals
 from extract.output import Output
 from extract.progress import Progress
 from extract.publishing import commit_file, commit_of, remove_leftovers
+from extract.record_sums import RecordSums, Totals
 from extract.records import NOT_COUNTED, OUTCOME_CODE, STATELESS, Outcome, TokenRows
 from extract.shards import schema as names
 from extract.shards.batches import as_stored, bytes_by_row, encoded_rows, record_batch
@@ -124,7 +124,7 @@ def derive(root: Place, target: Place, change: Change, progress: Progress | None
     if target.resolve() == root.resolve():
         raise SameDirectory(path=target)
     origin = Output(read_job(root))
-    problem = tiling_problem(origin.job, origin.shards)
+    problem = RecordSums(origin.job, origin.shards).problem
     if problem is not None:
         raise Unfinished(path=root, problem=problem)
     record = _record(origin, change)
@@ -142,13 +142,13 @@ def derive(root: Place, target: Place, change: Change, progress: Progress | None
                 made += 1
     finally:
         claims.close()
-    commits = complete(directory)
+    totals = complete(directory)
     return Derived(
         path=str(target),
         job=record.job_id,
         made_from=str(root),
         num_shards_made=made,
-        totals=totals(commits),
+        totals=totals,
         seconds=round(time.perf_counter() - started, 3),
     )
 

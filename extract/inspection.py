@@ -6,7 +6,9 @@ from typing import Any
 from extract.engine.contract import CONTRACT_FILE
 from extract.errors import SpecError
 from extract.job import JobDirectory
+from extract.manifest import each_record
 from extract.output import open_output
+from extract.record_sums import RecordSums
 from extract.shards.schema import METADATA_PREFIX, layer_name
 from extract.storage import Place
 
@@ -58,7 +60,7 @@ def inspect_output(path: Place, row: int | None = None) -> Inspection:
         NoSuchRow: the row is not there (yet).
     """
     output = open_output(path)
-    shards = output.shards
+    sums = RecordSums(output.job, each_record(output.job)).totals
     shown = None
     if row is not None:
         found = output.row(row)
@@ -82,9 +84,9 @@ def inspect_output(path: Place, row: int | None = None) -> Inspection:
         job=metadata.get(f"{METADATA_PREFIX}job", ""),
         columns={field.name: str(field.type) for field in output.schema},
         metadata=metadata,
-        num_shards=len(shards),
-        num_rows=output.num_rows,
-        num_rows_out=output.num_rows_out,
-        num_bytes=sum(shard.num_bytes for shard in shards),
+        num_shards=sums.num_shards,
+        num_rows=sums.num_rows,
+        num_rows_out=sums.num_rows_out,
+        num_bytes=sums.num_bytes,
         row=shown,
     )

@@ -1,22 +1,31 @@
 """The record of a finished job: every shard, the totals, and that the shards tile the source exactly.
 
 It holds nothing that depends on who ran the job or how often it was interrupted, so an unbroken run and one that was
-killed ten times write the same manifest.
+killed ten times write the same manifest. A million shards make one of several hundred megabytes, whose totals stand at
+its beginning: it is drafted record by record, in a file without a name or as a digest, and never lies in memory whole.
 """
 
+import hashlib
 import json
-from collections import Counter
-from dataclasses import asdict, dataclass, fields
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import IO
 
-from extract.commits import Commit, read_commits
+from extract.commits import Commit, committed_shards, each_commit
 from extract.errors import SpecError, VerificationFailed
-from extract.job import JobDirectory, StoredJob
+from extract.job import StoredJob
+from extract.record_sums import RecordSums, Totals
 from extract.settings import parse
-from extract.storage import ObjectPath
-from extract.store import replace_file
+from extract.storage import ObjectPath, Place, make_scratch_folder
+from extract.store import clear_write_errors, replacing_file
 
 FORMAT = "extract-manifest"
 VERSION = 1
+PIECE_BYTES = 2**20
 
 
 class NotTiled(VerificationFailed):
@@ -25,115 +34,157 @@ class NotTiled(VerificationFailed):
     template = "{path}: {problem}. Run the job again to make what is missing, or: extract verify {path}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Totals:
-    """Sums over commit records."""
+class Draft:
+    """What `manifest.json` must hold, from records that are added in the order of shards.
 
-    num_shards: int
-    num_rows: int
-    num_rows_out: int
-    num_tokens: int
-    num_tokens_original: int
-    num_bytes: int
-    outcomes: dict[str, int]
-    doubled_bos: int
-    overflowed: int
+    Args:
+        job: whose records they are.
+        spool: where the part between the totals and the end is put, if it is to be written.
+    """
+
+    def __init__(self, job: StoredJob, spool: IO[bytes] | None = None) -> None:
+        self.sums = RecordSums(job)
+        self._job, self._spool = job, spool
+        self._digest, self._num_bytes = hashlib.sha256(), 0
+
+    def add(self, commit: Commit) -> None:
+        """The next record."""
+        self.sums.add(commit)
+        entry = f"{',' if self._num_bytes else ''}\n{_entry(commit)}".encode()
+        self._num_bytes += len(entry)
+        self._digest.update(entry)
+        if self._spool is not None:
+            self._spool.write(entry)
+
+    def is_written(self) -> bool:
+        """Whether `manifest.json` holds exactly this; one of another size is not even read."""
+        path, (before, after) = self._job.directory.manifest, self._frame()
+        size = len(before) + self._num_bytes + len(after)
+        if not path.is_file() or path.stat().st_size != size:
+            return False
+        with _opened(path) as file:
+            same = file.read(len(before)) == before
+            found, left = hashlib.sha256(), self._num_bytes
+            while same and left and (piece := file.read(min(left, PIECE_BYTES))):
+                found.update(piece)
+                left -= len(piece)
+            return same and found.digest() == self._digest.digest() and file.read() == after
+
+    def write(self) -> None:
+        """Write `manifest.json`, whole and durable."""
+        assert self._spool is not None
+        before, after = self._frame()
+        self._spool.seek(0)
+        with replacing_file(self._job.directory.manifest) as file:
+            file.write(before)
+            shutil.copyfileobj(self._spool, file, PIECE_BYTES)
+            file.write(after)
+
+    def _frame(self) -> tuple[bytes, bytes]:
+        """What stands before the records and after them."""
+        totals = asdict(self.sums.totals)
+        head = {"format": FORMAT, "version": VERSION, "job": self._job.job_id, "totals": totals, "shards": []}
+        before, _, after = json.dumps(head, indent=1, ensure_ascii=False).rpartition("]")
+        return before.encode(), f"\n ]{after}\n".encode()
 
 
-def totals(commits: list[Commit]) -> Totals:
-    """Add up records."""
-    outcomes: Counter[str] = Counter()
-    for commit in commits:
-        outcomes.update(commit.outcomes)
-    return Totals(
-        num_shards=len(commits),
-        num_rows=sum(commit.num_rows for commit in commits),
-        num_rows_out=sum(commit.num_rows_out for commit in commits),
-        num_tokens=sum(commit.num_tokens for commit in commits),
-        num_tokens_original=sum(commit.num_tokens_original for commit in commits),
-        num_bytes=sum(commit.num_bytes for commit in commits),
-        outcomes=dict(sorted(outcomes.items())),
-        doubled_bos=sum(commit.doubled_bos for commit in commits),
-        overflowed=sum(commit.overflowed for commit in commits),
-    )
+def finalize(job: StoredJob, passing: Callable[[Commit], object] = lambda commit: None) -> Totals:
+    """Write `manifest.json`; does nothing if the same one is there.
 
-
-def tiling_problem(job: StoredJob, commits: list[Commit]) -> str | None:
-    """What keeps these records from covering every source row exactly once, or `None`."""
-    row = 0
-    for number, commit in enumerate(commits):
-        if commit.shard != number:
-            return f"shard {number} is missing"
-        if commit.first_row != row:
-            return f"shard {number} begins at row {commit.first_row:,}, {row:,} expected"
-        row = commit.stop_row
-        if sum(commit.outcomes.values()) != commit.num_rows_out:
-            return f"shard {number} has {commit.num_rows_out:,} rows, its outcomes add up to another number"
-    if not commits or (job.num_shards is not None and len(commits) < job.num_shards):
-        return f"shard {len(commits)} is missing"
-    if job.num_rows is not None and row != job.num_rows:
-        return f"the shards cover {row:,} rows, the source had {job.num_rows:,}"
-    if not commits[-1].last:
-        return f"shard {len(commits)} is missing (the source did not end in shard {commits[-1].shard})"
-    return None
-
-
-def manifest_bytes(job: StoredJob, commits: list[Commit] | None = None) -> bytes:
-    """What `manifest.json` must hold, from the commit records (read if they are not given).
+    Args:
+        job: whose records are all there.
+        passing: is shown every record.
 
     Raises:
         NotTiled: a shard is missing, or the ranges do not cover every row exactly once.
+        BadRecord: a record is damaged.
     """
-    if commits is None:
-        commits = read_commits(job.directory.commits)
-    problem = tiling_problem(job, commits)
-    if problem is not None:
-        raise NotTiled(path=job.directory.root, problem=problem)
-    head = {"format": FORMAT, "version": VERSION, "job": job.job_id, "totals": asdict(totals(commits)), "shards": []}
-    before, _, after = json.dumps(head, indent=1, ensure_ascii=False).rpartition("[]")
-    return f"{before}[\n{_entries(commits)}\n ]{after}\n".encode()
+    if job.directory.manifest.is_file():
+        draft = _drafted(Draft(job), job, passing)
+        if draft.is_written():
+            return draft.sums.totals
+    with clear_write_errors(job.directory.root), tempfile.TemporaryFile(dir=_scratch(job)) as spool:
+        draft = _drafted(Draft(job, spool), job, passing)
+        draft.write()
+    return draft.sums.totals
 
 
-def finalize(job: StoredJob, commits: list[Commit] | None = None) -> None:
-    """Write `manifest.json`; does nothing if the same one is there.
+def _drafted(draft: Draft, job: StoredJob, passing: Callable[[Commit], object]) -> Draft:
+    for commit in each_record(job):
+        passing(commit)
+        draft.add(commit)
+    if draft.sums.problem is not None:
+        raise NotTiled(path=job.directory.root, problem=draft.sums.problem)
+    return draft
+
+
+def each_record(job: StoredJob) -> Iterator[Commit]:
+    """The records of a job by shard, for who wants to know what is done.
+
+    In an object store those that a manifest repeats are taken from there, without what passes: one request instead of
+    one for each. Where it does not read, or records were taken away since, the rest is asked for.
 
     Raises:
-        NotTiled: see `manifest_bytes`.
+        BadRecord: a record is damaged.
     """
-    content = manifest_bytes(job, commits)
-    if not is_written(job, content):
-        replace_file(job.directory.manifest, content)
+    commits, manifest = job.directory.commits, job.directory.manifest
+    if not isinstance(manifest, ObjectPath):
+        yield from each_commit(commits)
+        return
+    shards = sorted(committed_shards(commits))
+    repeated = 0
+    with _opened(manifest) as file:
+        for shard, commit in zip(shards, _repeated(file, str(manifest)), strict=False):
+            if commit.shard != shard:
+                break
+            yield commit
+            repeated += 1
+    yield from each_commit(commits, shards[repeated:])
 
 
-def recorded(directory: JobDirectory) -> list[Commit]:
-    """The commits that a manifest in an object store repeats, without what passes: no request for each record.
+def _repeated(file: IO[bytes], where: str) -> Iterator[Commit]:
+    """The records that a manifest repeats, up to the first thing in it that does not read as `write` wrote it."""
+    begun, lines = False, list[bytes]()
+    for line in file:
+        if not begun:
+            begun = line == b' "shards": [\n'
+        elif line.startswith(b"  }"):
+            try:
+                yield parse(Commit, json.loads(b"".join(lines) + b"}"), where)
+            except (ValueError, RecursionError, SpecError):
+                return
+            lines.clear()
+        else:
+            lines.append(line)
 
-    Only for who wants to know what is done; a manifest that does not read says nothing.
-    """
-    path = directory.manifest
+
+@contextmanager
+def _opened(path: Place) -> Iterator[IO[bytes]]:
+    """A manifest, for reading; one of an object store is fetched into a file without a name, empty if it is gone."""
     if not isinstance(path, ObjectPath):
-        return []
-    try:
-        return [parse(Commit, entry, str(path)) for entry in json.loads(path.read_bytes())["shards"]]
-    except (FileNotFoundError, ValueError, LookupError, TypeError, SpecError):
-        return []
+        with path.open("rb") as file:
+            yield file
+        return
+    with tempfile.TemporaryFile() as copy:
+        with clear_write_errors(Path(tempfile.gettempdir())), suppress(FileNotFoundError):
+            for piece in path.chunks():
+                copy.write(piece)
+        copy.seek(0)
+        yield copy
 
 
-def is_written(job: StoredJob, content: bytes) -> bool:
-    """Whether `manifest.json` holds exactly this; one of another size is not even read."""
-    path = job.directory.manifest
-    return path.is_file() and path.stat().st_size == len(content) and path.read_bytes() == content
+def _scratch(job: StoredJob) -> Path:
+    root = job.directory.root
+    return make_scratch_folder(root) if isinstance(root, ObjectPath) else root
 
 
-def _entries(commits: list[Commit]) -> str:
-    """The records without what passes, as `json.dumps(..., indent=1)` writes them, which takes seconds for 100,000."""
-    opening = "".join(f'\n   "{name}": %s,' for name in _KEPT)
-    return ",\n".join(
-        "  {" + (opening % tuple(_json(getattr(commit, name)) for name in _KEPT))[:-1] + "\n  }" for commit in commits
-    )
+def _entry(commit: Commit) -> str:
+    """A record without what passes, as `json.dumps(..., indent=1)` writes it, which takes a minute for a million."""
+    return _ENTRY % tuple(_json(getattr(commit, name)) for name in _KEPT)
 
 
 _KEPT = tuple(field.name for field in fields(Commit) if field.name not in ("seconds", "attempt", "worker"))
+_ENTRY = "  {" + ",".join(f'\n   "{name}": %s' for name in _KEPT) + "\n  }"
 
 
 def _json(value: str | int | dict[str, int]) -> str:

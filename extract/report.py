@@ -192,12 +192,18 @@ def status_text(found: "Status") -> str:
         f"job        {found.job} in {found.path}: {state}",
         f"shards     {total.num_shards:,} of {shards}, rows {total.num_rows:,} of {rows}",
         *_totals_lines(total),
-        f"busy       {', '.join(f'{stage} {duration(spent)}' for stage, spent in found.busy_seconds.items()) or '0 s'}",
+        f"busy       {_busy(found.busy_seconds)}",
         f"disk       {_size(found.free_bytes)} free; {found.num_temporary} temporary files",
     ]
     if not found.complete:
         lines.append("next       the same `extract run` command again goes on")
     return "\n".join(lines)
+
+
+def _busy(seconds: dict[str, float] | None) -> str:
+    if seconds is None:
+        return "not in what was read (commit records say it, a manifest does not)"
+    return ", ".join(f"{stage} {duration(spent)}" for stage, spent in seconds.items()) or "0 s"
 
 
 def build_plan_text(found: "BuildPlan") -> str:

@@ -1,13 +1,20 @@
-"""How far a job is, from one listing and its commit records. Reads no data files and needs no engine."""
+"""How far a job is, from one listing and its commit records. Reads no data files and needs no engine.
 
+In an object store the records of a finished job are taken from its manifest, which does not repeat how long they took.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from extract.commits import read_commits
 from extract.job import read_job
-from extract.manifest import Totals, tiling_problem, totals
+from extract.manifest import each_record
+from extract.record_sums import RecordSums, Totals
 from extract.storage import Place
-from extract.store import free_bytes
+from extract.store import free_bytes, names_in
+
+SAY_EVERY = 50_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +26,7 @@ class Status:
         complete: every shard is committed and the manifest is written.
         problem: what is missing, or `None`.
         num_temporary: files of shards that are being written, or were when a worker died.
+        busy_seconds: by stage; `None` where the records that were read do not say.
     """
 
     path: str
@@ -29,7 +37,7 @@ class Status:
     num_shards: int | None
     done: Totals
     num_temporary: int
-    busy_seconds: dict[str, float]
+    busy_seconds: dict[str, float] | None
     free_bytes: int
 
     def as_json(self) -> dict[str, Any]:
@@ -37,22 +45,29 @@ class Status:
         return asdict(self)
 
 
-def status(root: Place) -> Status:
+def status(root: Place, say: Callable[[str], None] = lambda message: None) -> Status:
     """The state of an output directory.
+
+    Args:
+        root: the output directory.
+        say: called with a line now and then, if there is much to read.
 
     Raises:
         NotAJob: it is none.
         BadRecord: a commit record does not parse.
     """
     job = read_job(root)
-    commits = read_commits(job.directory.commits)
-    problem = tiling_problem(job, commits)
+    sums, seconds = RecordSums(job), defaultdict[str, float](float)
+    for done, commit in enumerate(each_record(job), 1):
+        if done % SAY_EVERY == 0:
+            say(f"{done:,} commit records read")
+        sums.add(commit)
+        for stage, spent in commit.seconds.items():
+            seconds[stage] += spent
+    problem = sums.problem
     if problem is None and not job.directory.manifest.is_file():
         problem = "the manifest is not written yet"
-    seconds: dict[str, float] = {}
-    for commit in commits:
-        for stage, spent in commit.seconds.items():
-            seconds[stage] = seconds.get(stage, 0.0) + spent
+    busy = {stage: round(spent, 1) for stage, spent in seconds.items()}
     return Status(
         path=str(root),
         job=job.job_id,
@@ -60,8 +75,8 @@ def status(root: Place) -> Status:
         problem=problem,
         num_rows=job.num_rows,
         num_shards=job.num_shards,
-        done=totals(commits),
-        num_temporary=len(list(job.directory.tmp.iterdir())) if job.directory.tmp.is_dir() else 0,
-        busy_seconds={stage: round(spent, 1) for stage, spent in seconds.items()},
+        done=sums.totals,
+        num_temporary=sum(1 for _ in names_in(job.directory.tmp)),
+        busy_seconds=busy if busy or sums.totals.num_shards == 0 else None,
         free_bytes=free_bytes(root),
     )

@@ -9,12 +9,14 @@ import errno
 import os
 import secrets
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from extract.errors import ExtractError, OutOfSpace
-from extract.storage import ObjectPath, Place, scratch_folder
+from extract.storage import ObjectPath, Place, make_scratch_folder, scratch_folder
 
 NO_SPACE = {
     errno.ENOSPC: "no space left",
@@ -69,6 +71,16 @@ def free_bytes(path: Place) -> int:
     while not path.exists() and path != path.parent:
         path = path.parent
     return shutil.disk_usage(path).free
+
+
+def names_in(path: Place) -> Iterator[str]:
+    """Names of what lies right in a directory or under an address, as they come; none if there is no such place."""
+    if isinstance(path, ObjectPath):
+        yield from path.names()
+        return
+    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(path) as entries:
+        for entry in entries:
+            yield entry.name
 
 
 def sync_directory(path: Place) -> None:
@@ -136,11 +148,25 @@ def replace_file(path: Place, content: bytes) -> None:
     if isinstance(path, ObjectPath):
         path.replace(content)
         return
+    with replacing_file(path) as file:
+        file.write(content)
+
+
+@contextmanager
+def replacing_file(path: Place) -> Iterator[IO[bytes]]:
+    """A file to write what is too large for memory; when the block ends well it takes the place of what was there."""
+    if isinstance(path, ObjectPath):
+        with tempfile.NamedTemporaryFile(dir=make_scratch_folder(path.parent)) as file:
+            with clear_write_errors(path):
+                yield file
+                file.flush()
+            path.publish(Path(file.name))
+        return
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
     with clear_write_errors(path):
         try:
             with temporary.open("xb") as file:
-                file.write(content)
+                yield file
                 file.flush()
                 os.fsync(file.fileno())
             temporary.rename(path)

@@ -19,7 +19,7 @@ from extract.canonical import file_digest
 from extract.commits import Commit, commit_path, committed_shards, read_commit
 from extract.errors import ExtractError, VerificationFailed
 from extract.job import StoredJob, read_job
-from extract.manifest import is_written, manifest_bytes, tiling_problem, totals
+from extract.manifest import Draft
 from extract.problems import Problem
 from extract.recomputation import Recomputed, recompute_rows
 from extract.records import OUTCOMES, STATELESS
@@ -28,7 +28,7 @@ from extract.shards.shard_file import ShardFile
 from extract.shards.views import BatchView
 from extract.storage import ObjectPath, Place
 from extract.storage.local_copies import DamagedObject, local_copy
-from extract.store import clear_write_errors, move_aside, sync_directory
+from extract.store import clear_write_errors, move_aside, names_in, sync_directory
 
 
 class BadShards(VerificationFailed):
@@ -93,30 +93,33 @@ def verify(
     """
     job = read_job(root)
     problems: list[Problem] = []
-    commits: list[Commit] = []
+    draft, to_recompute = Draft(job), list[Commit]()
+    strays = set(names_in(job.directory.data))
     shards = sorted(committed_shards(job.directory.commits))
     for done, shard in enumerate(shards, 1):
         try:
             commit = read_commit(commit_path(job.directory.commits, shard))
             problems += [Problem(shard, what) for what in shard_problems(job, commit)]
-            commits.append(commit)
+            draft.add(commit)
+            strays.discard(commit.data)
+            if recompute:
+                to_recompute.append(commit)
         except ExtractError as error:
             problems.append(Problem(shard, str(error)))
         if done % 1000 == 0:
             say(f"{done:,} of {len(shards):,} shards checked, {len(problems):,} problems")
-    gap = tiling_problem(job, commits)
-    notes = _leftovers(job, commits)
+    gap, notes = draft.sums.problem, _leftovers(strays)
     seen = Recomputed()
     if not problems:
-        problems += _manifest_problems(job, gap, commits)
+        problems += _manifest_problems(job, draft)
         if gap is not None and not problems:
             notes.append(f"incomplete: {gap}; run the job again to go on")
-        if recompute and commits:
-            seen = recompute_rows(job, commits, recompute, engine, reference)
+        if to_recompute:
+            seen = recompute_rows(job, to_recompute, recompute, engine, reference)
             problems += seen.problems
             notes += seen.notes
     bad = sorted({problem.shard for problem in problems if problem.shard is not None})
-    total = totals(commits)
+    total = draft.sums.totals
     found = Verification(
         path=str(root),
         job=job.job_id,
@@ -245,24 +248,21 @@ def _row_problems(job: StoredJob, commit: Commit, rows: Any, chunks: Any) -> lis
     return [] if np.array_equal(chunks, np.arange(len(rows)) - starts) else ["chunks are not numbered 0, 1, 2, ..."]
 
 
-def _manifest_problems(job: StoredJob, gap: str | None, commits: list[Commit]) -> list[Problem]:
+def _manifest_problems(job: StoredJob, draft: Draft) -> list[Problem]:
     """A manifest is written when a job is complete, from its records, and both stay as they were."""
     if not job.directory.manifest.is_file():
         return []
+    gap = draft.sums.problem
     if gap is not None:
         return [Problem(None, f"manifest.json says that the job was complete, but {gap}")]
-    if not is_written(job, manifest_bytes(job, commits)):
+    if not draft.is_written():
         return [Problem(None, "manifest.json does not agree with the commit records")]
     return []
 
 
-def _leftovers(job: StoredJob, commits: list[Commit]) -> list[str]:
+def _leftovers(strays: set[str]) -> list[str]:
     """Files that no record names: harmless, but they take space."""
-    if not job.directory.data.is_dir():
-        return []
-    known = {commit.data for commit in commits}
-    strays = sorted(path.name for path in job.directory.data.iterdir() if path.name not in known)
-    shown = ", ".join(strays[:3])
+    shown = ", ".join(sorted(strays)[:3])
     return [f"{len(strays):,} files in data/ belong to no committed shard ({shown})"] if strays else []
 
 

@@ -38,8 +38,11 @@ def spec_of(engine: Path, folder: Path, num_shards: int) -> JobSpec:
     )
 
 
-def commit_all_but(left: int, spec: JobSpec) -> JobDirectory:
-    """The output directory as a run leaves it that was killed when `left` shards were still to make."""
+def commit_all_but(left: int, spec: JobSpec, *, data_files: bool = False) -> JobDirectory:
+    """The output directory as a run leaves it that was killed when `left` shards were still to make.
+
+    With `data_files` each record's file is there, too, and empty.
+    """
     job = open_job(spec)
     try:
         directory = prepare(Path(str(spec.output)), job.plan.record)
@@ -67,4 +70,6 @@ def commit_all_but(left: int, spec: JobSpec) -> JobDirectory:
         named = f"{shard_name(shard)}-0123abcd.arrow"
         commit = replace(model, shard=shard, first_row=shard, data=named, last=shard == num_shards - 1)
         commit_path(directory.commits, shard).write_bytes(record_bytes(commit))
+        if data_files:
+            (directory.data / named).touch()
     return directory

@@ -1,6 +1,7 @@
 """Commit records: written once, read back as they were, refused by name if they are anything else."""
 
 import errno
+import hashlib
 import json
 import os
 from dataclasses import asdict, replace
@@ -11,12 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from extract import publishing
+from extract.canonical import canonical_json
 from extract.commits import (
     MAX_RECORD_BYTES,
     BadRecord,
     Commit,
     commit_path,
+    committed_among,
     committed_shards,
+    each_commit,
     read_commit,
     read_commits,
     shard_name,
@@ -61,7 +65,7 @@ def test_a_record_is_read_back_as_it_was_written(shard, rows, last, outcomes, se
     )
     assert write_commit(commits, commit)
     assert read_commit(commit_path(commits, shard)) == commit
-    assert committed_shards(commits) == {shard}
+    assert committed_shards(commits) == {shard} == committed_among(commits, [shard, shard + 1])
 
 
 def test_a_second_record_of_a_shard_is_not_written(commits):
@@ -97,7 +101,7 @@ def test_files_that_are_no_records_are_not_counted(commits):
     ):
         (commits / name).write_text("{}")
     assert committed_shards(commits) == {12}
-    assert committed_shards(commits / "not-there") == set()
+    assert committed_shards(commits / "not-there") == committed_among(commits / "not-there", [12]) == set()
 
 
 def message(path, problem) -> str:
@@ -163,6 +167,43 @@ def test_a_flipped_bit_anywhere_in_a_record_is_seen(key, commits):
     path.write_bytes(raw[:place] + bytes([raw[place] ^ 1]) + raw[place + 1 :])
     with pytest.raises(BadRecord):
         read_commit(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"num_token": 1}, "unknown key \"num_token\". Did you mean 'num_tokens'?"),
+        ({"sha256": 5}, "sha256 is 5, expected a string"),
+        ({"num_rows": True}, "num_rows is true, expected a whole number"),
+        ({"shard": 11, "data": "shard-00011-0"}, "it is the record of shard 11"),
+        ({"data": "shard-00012/../x"}, "its data name 'shard-00012/../x' is not one of this shard"),
+    ],
+)
+def test_a_right_digest_saves_nothing_that_is_not_a_record_of_this_shard(changes, problem, commits):
+    path = commit_path(commits, 12)
+    path.write_bytes(sealed({**asdict(COMMIT), **changes}))
+    assert refusal(path) == message(path, problem)
+
+
+def sealed(table: dict) -> bytes:
+    """A record of these values with the digest that `extract` would give it."""
+    body = canonical_json(table)
+    return body[:-1] + b',"check":"' + hashlib.sha256(body).hexdigest()[:16].encode() + b'"}\n'
+
+
+@pytest.mark.parametrize("laid_out", ["as written", "indented", "in another order"])
+def test_a_record_means_the_same_however_it_is_laid_out(laid_out, commits):
+    """What was not written by `write_commit` is looked at value by value."""
+    path, table = commit_path(commits, 12), asdict(COMMIT)
+    path.write_bytes(
+        {
+            "as written": sealed(table),
+            "indented": json.dumps(table, indent=1).encode(),
+            "in another order": json.dumps(dict(reversed(table.items()))).encode(),
+        }[laid_out]
+    )
+    assert read_commit(path) == COMMIT
+    assert [*each_commit(commits)] == read_commits(commits) == [COMMIT]
 
 
 def test_a_record_without_a_digest_is_believed(commits):

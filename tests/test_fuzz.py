@@ -26,8 +26,8 @@ from extract.engine.recipe import load_recipe
 from extract.engine.weights_files import read_header
 from extract.errors import ExtractError
 from extract.job import read_job
-from extract.manifest import tiling_problem, totals
 from extract.output import open_output
+from extract.record_sums import RecordSums
 from extract.spec import StatesSpec, load_job
 from extract.status import status
 from extract.verification import verify
@@ -240,8 +240,8 @@ def test_commit_records(output):
 
     def read():
         commit = read_commit(file.path)
-        totals([commit])
-        tiling_problem(job, [commit])
+        sums = RecordSums(job, [commit])
+        assert sums.totals.num_shards == 1 and sums.problem is not None
 
     @fuzzed
     @given(changed_json(file.content))

@@ -33,6 +33,7 @@ cpu, tensorrt
 text
 engine
 job
+record_sums
 manifest, planning, shards.shard_file
 completion, doctor, estimate, output, shard_windows, status
 inspection, jobs, pipeline, recomputation, streaming

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from extract.commits import commit_path, read_commits
-from extract.completion import ABANDONED_S, complete, leftovers
+from extract.completion import ABANDONED_S, Strays, complete
 from extract.engine.contract import PassOutOfMemory
 from extract.job import JobDirectory, read_job
 from extract.manifest import NotTiled
@@ -331,7 +331,10 @@ def littered(spec, runtime, tmp_path):
 def test_what_dead_workers_left_is_removed_and_nothing_else(littered, spec, runtime):
     out, litter = littered
     before = crash_rig.committed(out)
-    assert sorted(leftovers(JobDirectory(out), read_commits(out / "commits"))) == sorted(litter)
+    strays = Strays(JobDirectory(out))
+    for commit in read_commits(out / "commits"):
+        strays.named_by(commit)
+    assert sorted(strays.paths()) == sorted(litter)
     assert run(replace(spec, output=str(out)), runtime=runtime).num_shards_made == 0
     assert crash_rig.names(out) == crash_rig.expected_names(out) | {"notes.txt"}
     assert crash_rig.committed(out) == before

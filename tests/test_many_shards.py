@@ -6,8 +6,9 @@ Counts instead of times; `make long-run` measures 100,000 shards.
 import json
 import os
 import sys
+import tracemalloc
 from collections import Counter
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import many_shards
@@ -16,9 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 import extract.manifest
+import extract.record_sums
 from extract.commits import Commit, commit_path
-from extract.jobs import plan
+from extract.jobs import open_job, plan
 from extract.runners.local import run
+from extract.runners.todo import Stripe, Todo
 from extract.status import status
 
 NUM_SHARDS, LEFT = 3000, 3
@@ -73,6 +76,52 @@ def test_a_status_opens_each_record_once_and_lists_once(directory, calls):
     assert listings(calls) <= 2  # commits and, where it is there, tmp
 
 
+def test_a_status_holds_one_record_at_a_time(directory, monkeypatch):
+    """What many records would take is not there at the end of them: a record is 1.5 kB in memory."""
+    held = []
+    real = extract.record_sums.RecordSums.add
+
+    def add(sums, commit):
+        real(sums, commit)
+        if commit.shard % 100 == 99:
+            held.append(tracemalloc.get_traced_memory()[0])
+
+    monkeypatch.setattr(extract.record_sums.RecordSums, "add", add)
+    tracemalloc.start()
+    try:
+        status(directory.root)
+    finally:
+        tracemalloc.stop()
+    assert len(held) == NUM_SHARDS // 100 - 1
+    assert held[-1] - held[0] < 20_000
+
+
+def test_one_worker_of_many_asks_for_its_own_records_and_lists_nothing(spec, directory, calls):
+    job = open_job(spec)
+    job.source.close()
+    own = Todo(job.plan, directory, Stripe(5, 1000))
+    assert (own.done, own.rows_done(), list(own.left())) == ({5, 1005, 2005}, 3, [])
+    assert list(Todo(job.plan, directory, Stripe(999, 1000)).left()) == [NUM_SHARDS - 1]
+    assert listings(calls) == 0 and not opened(calls, directory)
+    few = Todo(job.plan, directory, Stripe(1, 2))
+    assert len(few.done) == NUM_SHARDS - LEFT and list(few.left()) == [NUM_SHARDS - 3, NUM_SHARDS - 1]
+    assert listings(calls) == 1 and not opened(calls, directory)
+
+
+def test_a_resume_opens_no_record_before_it_computes(spec, directory, calls, monkeypatch):
+    class Begun(Exception):
+        """The engine would be loaded now."""
+
+    def begin(*arguments, **options):
+        raise Begun
+
+    monkeypatch.setattr("extract.runners.local.load_engine", begin)
+    with pytest.raises(Begun):
+        run(spec)
+    assert not opened(calls, directory)
+    assert listings(calls) == 1
+
+
 def test_a_resume_opens_each_record_once_and_lists_a_few_times(spec, directory, calls):
     from extract.engine.runtimes import load_runtime
 
@@ -103,4 +152,5 @@ def test_the_entries_of_a_manifest_are_what_json_writes(strings, numbers, outcom
     commit = Commit(**{**values, "last": last, "data": strings[0], "sha256": strings[1], "outcomes": outcomes})
     table = {key: value for key, value in asdict(commit).items() if key not in ("seconds", "attempt", "worker")}
     expected = json.dumps({"shards": [table, table]}, indent=1, ensure_ascii=False)
-    assert f'{{\n "shards": [\n{extract.manifest._entries([commit, replace(commit)])}\n ]\n}}' == expected
+    entry = extract.manifest._entry(commit)
+    assert f'{{\n "shards": [\n{entry},\n{entry}\n ]\n}}' == expected

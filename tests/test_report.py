@@ -17,7 +17,7 @@ from extract.derivation import Derived
 from extract.estimate import Estimate
 from extract.inspection import Inspection
 from extract.jobs import PlannedJob
-from extract.manifest import Totals
+from extract.record_sums import Totals
 from extract.records import Outcome
 from extract.report import NotPrinted, emit
 from extract.runners.local import Summary
@@ -287,6 +287,9 @@ class TestStatus:
 
     def test_a_job_that_did_nothing_yet(self):
         assert self.status(busy_seconds={})[5] == "busy       0 s"
+        assert self.status(busy_seconds=None)[5] == (
+            "busy       not in what was read (commit records say it, a manifest does not)"
+        )
 
 
 class TestOthers:

@@ -302,7 +302,7 @@ def test_a_finished_job_without_its_manifest_gets_it_back(base, tiny_engine, tmp
 
 
 def test_a_resume_reads_each_record_at_most_once(tiny_engine, runtime, tmp_path, monkeypatch):
-    """Of 150 shards of one row: for the space that they take; and for the manifest those that came since."""
+    """Of 150 shards of one row: for the manifest, once all of them are there."""
     import extract.commits
 
     rows = crash_rig.write_rows(tmp_path / "rows.parquet", ["text"] * 150)
@@ -316,9 +316,9 @@ def test_a_resume_reads_each_record_at_most_once(tiny_engine, runtime, tmp_path,
     reads = []
     real = extract.commits._read
 
-    def counted(path, workers):
+    def counted(path):
         reads.append(path)
-        return real(path, workers)
+        return real(path)
 
     monkeypatch.setattr(extract.commits, "_read", counted)
     assert run(spec, runtime=runtime).num_shards_made == 10

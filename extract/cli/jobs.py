@@ -128,4 +128,4 @@ def status_command(out: Place, as_json: bool) -> None:
     """
     from extract.status import status
 
-    emit(status(out), status_text, as_json)
+    emit(status(out, say=lambda message: click.echo(message, err=True)), status_text, as_json)

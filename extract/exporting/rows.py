@@ -14,8 +14,8 @@ from extract.commits import Commit
 from extract.derivation import Change, Recast, Unfinished
 from extract.exporting.request import Request
 from extract.exporting.state_columns import layer_names, read_states
-from extract.manifest import tiling_problem
 from extract.output import Output
+from extract.record_sums import RecordSums
 from extract.records import Int64
 from extract.selection import Selection, parse_selection
 from extract.shards import schema as names
@@ -57,7 +57,7 @@ class RowStream:
             BadSelection: ranges that do not parse.
         """
         self.output, self.with_states_only = output, with_states_only
-        problem = tiling_problem(output.job, output.shards)
+        problem = RecordSums(output.job, output.shards).problem
         if problem is not None and not request.unfinished:
             raise Unfinished(path=output.path, problem=f"{problem} (--unfinished exports what is there)")
         self.complete = problem is None

@@ -5,8 +5,8 @@ import json
 from collections.abc import Sequence
 
 from extract.job import StoredJob, read_job
-from extract.manifest import tiling_problem, totals
 from extract.output import Output
+from extract.record_sums import RecordSums
 from extract.records import OUTCOMES
 from extract.report_page.facts import Report, Sample, SampledRow, Setting
 from extract.report_page.integrity import quick_check, readable_commits
@@ -38,13 +38,14 @@ def gather(root: Place, rows: int = DEFAULT_ROWS) -> Report:
     commits, broken = readable_commits(job)
     integrity, bad = quick_check(job, commits, broken)
     sound = [commit for commit in commits if commit.shard not in bad]
-    problem = tiling_problem(job, commits)
+    sums = RecordSums(job, commits)
+    problem = sums.problem
     if problem is None and not job.directory.manifest.is_file():
         problem = "the manifest is not written yet"
     notes: list[str] = []
     counts = count_rows(job, sound, notes)
     sampled = sample_rows(job, sound, min(rows, MAX_ROWS), width, notes)
-    done = totals(commits)
+    done = sums.totals
     return Report(
         path=str(root),
         job=job.job_id,

@@ -10,7 +10,7 @@ from extract.canonical import file_digest
 from extract.commits import Commit, commit_path, committed_shards, read_commit
 from extract.errors import ExtractError
 from extract.job import StoredJob
-from extract.manifest import is_written, manifest_bytes, tiling_problem
+from extract.manifest import Draft
 from extract.report_page.facts import Integrity
 from extract.storage import ObjectPath
 from extract.storage.local_copies import DamagedObject, local_copy
@@ -47,11 +47,14 @@ def quick_check(job: StoredJob, commits: list[Commit], problems: list[str]) -> t
         if problem is not None:
             found.append(f"shard {commit.shard}: {problem}")
             bad.add(commit.shard)
-    gap = tiling_problem(job, commits)
+    draft = Draft(job)
+    for commit in commits:
+        draft.add(commit)
     if job.directory.manifest.is_file() and not found:
+        gap = draft.sums.problem
         if gap is not None:
             found.append(f"manifest.json says that the job was complete, but {gap}")
-        elif not is_written(job, manifest_bytes(job, commits)):
+        elif not draft.is_written():
             found.append("manifest.json does not agree with the commit records")
     checked = Integrity(
         state="problems" if found else "verified" if hash_them else "unhashed",

@@ -8,7 +8,7 @@ from extract.commits import committed_shards
 from extract.completion import complete
 from extract.errors import ShardsFailed
 from extract.job import JobDirectory, read_job
-from extract.manifest import Totals, totals
+from extract.record_sums import Totals
 from extract.storage import Place
 
 MAX_RANGES = 50
@@ -49,8 +49,7 @@ def finalize_output(root: Place) -> Finalized:
         missing = [shard for shard in range(job.num_shards) if shard not in done]
         if missing:
             raise ShardsMissing(path=root, missing=len(missing), shards=job.num_shards, which=ranges(missing))
-    commits = complete(JobDirectory(root))
-    return Finalized(path=str(root), job=job.job_id, totals=totals(commits))
+    return Finalized(path=str(root), job=job.job_id, totals=complete(JobDirectory(root)))
 
 
 def ranges(numbers: Iterable[int]) -> str:

@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from extract.commits import Commit, committed_shards, read_commits
+from extract.commits import Commit, committed_shards
 from extract.completion import complete
 from extract.errors import ShardsFailed, SpecError
 from extract.estimate import check_space, estimate
 from extract.job import JobDirectory, prepare, read_job
 from extract.jobs import Missing, OpenJob, open_job
-from extract.manifest import recorded, totals
 from extract.planning import Plan
 from extract.progress import Progress
+from extract.record_sums import Totals
 from extract.runners.interrupts import Interrupts, StopRequested, interruptible
 from extract.runners.summary import SomeShardsFailed, Summary, WorkerPart, first_reasons
 from extract.runners.todo import Stripe, Todo
@@ -101,7 +101,7 @@ def opened(spec: JobSpec, progress: Progress | None, stripe: Stripe | None = Non
                 prepare(directory.root, job.plan.record)
                 if stripe is not None and job.plan.num_shards is None:
                     raise StreamHasNoShards(what="--worker-index")
-                todo = Todo(job.plan, directory, committed_shards(directory.commits), stripe)
+                todo = Todo(job.plan, directory, stripe)
                 yield Session(job=job, directory=directory, todo=todo, progress=progress, interrupts=interrupts)
             finally:
                 job.source.close()
@@ -112,16 +112,14 @@ def opened(spec: JobSpec, progress: Progress | None, stripe: Stripe | None = Non
 def _run(session: Session, make: Callable[[Session], Made]) -> Summary:
     started = time.perf_counter()
     directory, todo = session.directory, session.todo
-    known = read_commits(directory.commits, recorded(directory))
-    todo.done.update(commit.shard for commit in known)
-    before = len(known)
+    before = len(todo.done)
     if todo.is_empty():
-        return _summary(session, complete(directory, known), before, Made(), started)
-    check_room(session, known)
+        return _summary(session, complete(directory), before, Made(), started)
+    check_room(session)
     made = make(session)
     if todo.failed:
         raise failure(session, made)
-    return _summary(session, complete(directory, known), before, made, started)
+    return _summary(session, complete(directory), before, made, started)
 
 
 def failure(session: Session, made: Made) -> ShardsFailed:
@@ -135,16 +133,17 @@ def failure(session: Session, made: Made) -> ShardsFailed:
     )
 
 
-def check_room(session: Session, known: list[Commit]) -> None:
+def check_room(session: Session) -> None:
     """Refuse a job that will not fit on the disk, and tell the progress how many rows there are.
+
+    What is done counts by its rows, so no record is opened: a job may be resumed with a million of them.
 
     Raises:
         OutOfSpace: what is missing would leave less than the reserve.
     """
-    plan = session.plan
+    plan, rows_before = session.plan, session.todo.rows_done()
     found = estimate(plan, session.job.source, session.job.tokenizer, session.directory.root)
-    check_space(found, plan, session.directory.root, sum(commit.num_bytes for commit in known))
-    rows_before = sum(commit.num_rows for commit in known) if plan.num_rows is not None else 0
+    check_space(found, plan, session.directory.root, found.num_bytes * rows_before // max(1, plan.num_rows or 1))
     session.progress.expect(plan.num_rows, rows_before)
 
 
@@ -155,16 +154,16 @@ def _count(directory: JobDirectory) -> str:
     return f"{committed:,}" if total is None else f"{committed:,} of {total:,}"
 
 
-def _summary(session: Session, commits: list[Commit], before: int, made: Made, started: float) -> Summary:
+def _summary(session: Session, totals: Totals, before: int, made: Made, started: float) -> Summary:
     progress = session.progress
     return Summary(
         path=str(session.directory.root),
         job=session.plan.record.job_id,
         complete=True,
-        num_shards_total=session.plan.num_shards or len(commits),
+        num_shards_total=session.plan.num_shards or totals.num_shards,
         num_shards_made=made.num_shards,
         num_shards_before=before,
-        totals=totals(commits),
+        totals=totals,
         tokens_computed=progress.tokens,
         seconds=round(time.perf_counter() - started, 3),
         tokens_per_s=round(progress.tokens_per_s, 1) if made.num_shards else 0.0,

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from extract.errors import ShardsFailed
-from extract.manifest import Totals
+from extract.record_sums import Totals
 
 
 class SomeShardsFailed(ShardsFailed):

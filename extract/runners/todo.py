@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from extract.commits import Commit, commit_path, read_commit
+from extract.commits import Commit, commit_path, committed_among, committed_shards, read_commit
 from extract.job import JobDirectory
 from extract.planning import Plan
 
@@ -22,20 +22,23 @@ class Stripe:
 
 MAX_ATTEMPTS = 2
 """Of a shard that raises: the second failure is final for this run."""
+FEW = 32
+"""One worker of so many asks for its own shards' records: that costs less than a listing of everybody's."""
 
 
 class Todo:
     """Shards neither done, nor failed, nor left to somebody else.
 
     Attributes:
-        done: committed, by whomever.
+        done: committed, by whomever, as far as this process cares.
         failed: broke too often in this run, with the last reason.
         left_out: not for this process to touch: another one tries them alone.
         stripe: where it is given, other shards are nobody's business here. Needs a source of known length.
     """
 
-    def __init__(self, plan: Plan, directory: JobDirectory, done: set[int], stripe: Stripe | None = None) -> None:
-        self.plan, self.done, self.stripe = plan, done, stripe
+    def __init__(self, plan: Plan, directory: JobDirectory, stripe: Stripe | None = None) -> None:
+        self.plan, self.stripe = plan, stripe
+        self.done = _done(plan, directory, stripe)
         self.failed: dict[int, str] = {}
         self.left_out: frozenset[int] = frozenset()
         self._attempts: dict[int, int] = {}
@@ -43,8 +46,8 @@ class Todo:
         if plan.num_shards is not None:
             self._last = plan.num_shards - 1
         else:
-            for shard in sorted(done, reverse=True)[:1]:
-                self.note(read_commit(commit_path(directory.commits, shard)))
+            if self.done:
+                self.note(read_commit(commit_path(directory.commits, max(self.done))))
 
     def note(self, commit: Commit) -> None:
         """A shard is committed."""
@@ -58,6 +61,12 @@ class Todo:
     def note_end_before(self, shard: int) -> None:
         """A stream has no row of this shard; the shards before it will tell whether it is needed to say so."""
         self._last = shard - 1 if self._last is None else min(self._last, shard - 1)
+
+    def rows_done(self) -> int:
+        """Source rows of the shards that are done; of a stream, where nobody knows yet, none."""
+        if self.plan.num_rows is None:
+            return 0
+        return sum(max(0, stop - start) for start, stop in map(self.plan.rows_of, self.done))
 
     def left(self, among: Iterable[int] | None = None) -> Iterator[int]:
         """Shards that are still to be made; `among` these, if they are given."""
@@ -86,3 +95,10 @@ class Todo:
         while self._last is None or shard <= self._last:
             yield shard
             shard += 1
+
+
+def _done(plan: Plan, directory: JobDirectory, stripe: Stripe | None) -> set[int]:
+    """The shards that are committed, at the price of one listing, or of a request for each of the few that matter."""
+    if stripe is None or stripe.count < FEW or plan.num_shards is None:
+        return committed_shards(directory.commits)
+    return committed_among(directory.commits, stripe.shards(plan.num_shards))

@@ -108,7 +108,6 @@ def main(descriptor: int) -> None:
 
 def _work(assignment: Assignment, pipe: Pipe, listener: Listener, connection: Connection) -> None:
     from extract.claims import Claims
-    from extract.commits import committed_shards
     from extract.job import JobDirectory
     from extract.jobs import open_job
     from extract.pipeline import Worker
@@ -119,7 +118,7 @@ def _work(assignment: Assignment, pipe: Pipe, listener: Listener, connection: Co
     assert assignment.spec.output is not None  # the run has opened it
     directory = JobDirectory(locate(assignment.spec.output))
     job = open_job(assignment.spec)
-    todo = Todo(job.plan, directory, committed_shards(directory.commits), assignment.stripe)
+    todo = Todo(job.plan, directory, assignment.stripe)
     todo.left_out = assignment.left_out
     listener.todo = todo
     threading.Thread(target=listener.listen, name="extract-orders", daemon=True).start()

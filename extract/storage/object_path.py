@@ -7,8 +7,9 @@ written here needs no temporary name; a large file goes up in parts and becomes 
 import random
 import secrets
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -25,7 +26,7 @@ T = TypeVar("T")
 
 PART_BYTES = 16 * 2**20
 PARTS_AT_ONCE = 4
-READS_AT_ONCE = 32
+REQUESTS_AT_ONCE = 32
 ATTEMPTS = 6
 """Of a write whose answer was lost, beside what the client itself repeats."""
 FIRST_PAUSE_S = 0.25
@@ -146,19 +147,39 @@ class ObjectPath:
         found = sorted(self._objects(), key=lambda entry: entry["path"])
         return ((ObjectPath(self.bucket, entry["path"]), _facts(entry)) for entry in found)
 
-    def names(self) -> list[str]:
+    def names(self) -> Iterator[str]:
         """Names of the objects right under it, from listings alone: a thousand names a request."""
         start = len(self.key) + 1 if self.key else 0
-        return [name for entry in self._objects() if "/" not in (name := entry["path"][start:])]
+        return (name for entry in self._objects() if "/" not in (name := entry["path"][start:]))
 
-    def read_all(self, names: list[str]) -> Iterator[bytes]:
-        """Small objects under it, in the order asked for, many requests at a time."""
-        if len(names) < 2:
-            yield from ((self / name).read_bytes() for name in names)
+    def read_all(self, names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
+        """Small objects under it by name, in the order asked for, many requests at a time.
+
+        Raises:
+            FileNotFoundError: one of them is not there.
+        """
+        return self._ask_for_all(names, ObjectPath.read_bytes)
+
+    def look_for(self, names: Iterable[str]) -> Iterator[tuple[str, bool]]:
+        """Whether there are such objects under it, many requests at a time."""
+        return self._ask_for_all(names, ObjectPath.exists)
+
+    def _ask_for_all(self, names: Iterable[str], ask: "Callable[[ObjectPath], T]") -> Iterator[tuple[str, T]]:
+        """One request for each name, REQUESTS_AT_ONCE at a time; answers that wait are no more than that."""
+        names = iter(names)
+        first = next(names, None)
+        if first is None:
             return
-        (self / names[0]).read_bytes()  # the first answer says whether the store is there at all
-        with ThreadPoolExecutor(READS_AT_ONCE) as pool:
-            yield from pool.map(lambda name: (self / name).read_bytes(), names)
+        yield first, ask(self / first)  # which says whether the store is there at all
+        with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
+            waiting = deque[tuple[str, Future[T]]]()
+            for name in names:
+                waiting.append((name, pool.submit(ask, self / name)))
+                if len(waiting) > REQUESTS_AT_ONCE:
+                    name, answer = waiting.popleft()
+                    yield name, answer.result()
+            for name, answer in waiting:
+                yield name, answer.result()
 
     # --- writing ----------------------------------------------------------------------------------------------------
 

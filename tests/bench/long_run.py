@@ -1,12 +1,11 @@
-"""Long runs: what grows over millions of rows or with a hundred thousand shards, and should not.
+"""A long run: what grows over millions of rows, and should not.
 
-First a job of many tiny rows through the whole pipeline with a tiny model, watched from a thread: resident memory and
-open files must stay where they were after a tenth of the job (less than 5 % growth), and the rate of the last tenth
-must be that of the second (0.95 or more, in rows a second of CPU time, so that other work here counts less).
-Then plan, status and resume of a job whose shards are nearly all committed, each in a process of its own at several
-sizes: seconds and memory must grow no faster than the number of shards. No physical limit binds; this is about slopes.
+A job of many tiny rows through the whole pipeline with a tiny model, watched from a thread: resident memory and open
+files must stay where they were after a tenth of the job (less than 5 % growth), and the rate of the last tenth must be
+that of the second (0.95 or more, in rows a second of CPU time, so that other work here counts less). No physical limit
+binds; this is about slopes. What grows with the number of shards is measured by `bookkeeping.py`.
 
-    make long-run             or: python tests/bench/long_run.py --rows 2000000 --shards 100000
+    make long-run             or: python tests/bench/long_run.py --rows 2000000
 """
 
 import argparse
@@ -25,9 +24,6 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).parent.parent)]
 
 TENTHS = 10
-SHARES = (0.1, 0.5, 1.0)
-"""Parts of `--shards` that are measured, to see the slope."""
-LEFT = 5
 WORDS = "a few words that make"
 
 
@@ -128,113 +124,38 @@ def many_rows(folder: Path, engine: Path, num_rows: int, rows_per_shard: int) ->
     }
 
 
-def many_shards(folder: Path, engine: Path, num_shards: int) -> dict:
-    """Plan, status, resume and a finished job's rerun at several sizes, each in a process of its own."""
-    from many_shards import commit_all_but, spec_of
-
-    figures: dict[str, dict[str, list[float]]] = {}
-    sizes = [max(10 * LEFT, round(num_shards * share)) for share in SHARES]
-    print(f"{'shards':>9} {'command':12} {'seconds':>9} {'CPU s':>8} {'peak RSS MB':>12}")
-    for size in sizes:
-        place = folder / str(size)
-        place.mkdir()
-        commit_all_but(LEFT, spec_of(engine, place, size))
-        for what in ("nothing", "plan", "status", "resume", "run again"):
-            figure = alone(what, place, engine, "--shards", str(size))
-            print(f"{size:9,} {what:12} {figure['seconds']:9.2f} {figure['cpu_s']:8.2f} {figure['rss'] / 1e6:12.1f}")
-            for name, value in figure.items():
-                figures.setdefault(what, {}).setdefault(name, []).append(value)
-    return {"shards": sizes, **figures}
-
-
-def alone(what: str, folder: Path, engine: Path, *options: str) -> dict:
-    """One step in a process of its own; what it prints before its figures is passed on."""
-    command = [sys.executable, __file__, "--step", what, "--step-in", str(folder), "--engine", str(engine), *options]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    *before, last = done.stdout.splitlines()
-    if before:
-        print("\n".join(before))
-    return json.loads(last)
-
-
-def step(what: str, folder: Path, engine: Path, num_shards: int) -> None:
-    """One command on a prepared directory, timed inside of its process."""
-    from many_shards import spec_of
-
-    from extract.engine.runtimes import load_runtime
-    from extract.jobs import plan
-    from extract.runners.local import run
-    from extract.status import status
-
-    spec = spec_of(engine, folder, num_shards)
-    runtime = load_runtime(engine, threads=1)
-    clock, cpu = time.perf_counter(), time.process_time()
-    if what == "plan":
-        plan(spec)
-    elif what == "status":
-        assert status(folder / "out").done.num_shards == num_shards - LEFT
-    elif what == "resume":
-        assert run(spec, runtime=runtime).num_shards_made == LEFT
-    elif what == "run again":
-        assert run(spec, runtime=runtime).num_shards_made == 0
-    seconds, cpu_s = time.perf_counter() - clock, time.process_time() - cpu
-    status_lines = Path("/proc/self/status").read_text().splitlines()  # getrusage counts what the parent had, too
-    (rss,) = (1024 * int(line.split()[1]) for line in status_lines if line.startswith("VmHWM:"))
-    print(json.dumps({"seconds": round(seconds, 3), "cpu_s": round(cpu_s, 3), "rss": rss}))
-
-
 def main() -> int:
     os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--rows", type=int, default=2_000_000)
     arguments.add_argument("--rows-per-shard", type=int, default=10_000)
-    arguments.add_argument("--shards", type=int, default=100_000)
-    arguments.add_argument("--step", help=argparse.SUPPRESS)
-    arguments.add_argument("--step-in", type=Path, help=argparse.SUPPRESS)
+    arguments.add_argument("--run-in", type=Path, help=argparse.SUPPRESS)
     arguments.add_argument("--engine", type=Path, help=argparse.SUPPRESS)
     given = arguments.parse_args()
-    if given.step == "rows":
-        print(json.dumps(many_rows(given.step_in, given.engine, given.rows, given.rows_per_shard)))
-        return 0
-    if given.step:
-        step(given.step, given.step_in, given.engine, given.shards)
-        return 0
+    if given.run_in is not None:
+        found = many_rows(given.run_in, given.engine, given.rows, given.rows_per_shard)
+        found["problems"] = problems(found)
+        print(json.dumps(found))
+        return 1 if found["problems"] else 0
     print(f"device   {platform.machine()}, {len(os.sched_getaffinity(0))} CPUs, Python {platform.python_version()}")
-    found: dict = {}
     with tempfile.TemporaryDirectory(prefix="extract-long-run-") as scratch:
         from chaos.campaign import tiny_engine
 
         folder = Path(scratch)
-        engine = tiny_engine(folder)
-        if given.rows:
-            sizes = ["--rows", str(given.rows), "--rows-per-shard", str(given.rows_per_shard)]
-            found["rows"] = alone("rows", folder, engine, *sizes)
-        if given.shards:
-            found["shards"] = many_shards(folder, engine, given.shards)
-    found["problems"] = problems(found)
-    print(json.dumps(found))
-    return 1 if found["problems"] else 0
+        places = ["--run-in", str(folder), "--engine", str(tiny_engine(folder))]
+        sys.stdout.flush()
+        return subprocess.run([sys.executable, *sys.argv, *places], check=False).returncode  # without what built it
 
 
 def problems(found: dict) -> list[str]:
     """What grew that should not."""
     wrong = []
-    rows, shards = found.get("rows"), found.get("shards")
-    if rows:
-        if rows["rss_growth"] >= 0.05:
-            wrong.append(f"memory grew by {100 * rows['rss_growth']:.1f} %")
-        if rows["files_growth"] > 0:
-            wrong.append(f"{rows['files_growth']} more open files")
-        if rows["last_tenth_over_second"] < 0.95:
-            wrong.append(f"the last tenth ran at {rows['last_tenth_over_second']:.2f} of the second one's rate")
-    if shards:
-        sizes = shards["shards"]
-        for what in ("plan", "status", "resume", "run again"):
-            few, many = shards[what]["cpu_s"][1], shards[what]["cpu_s"][2]
-            if many > 1.5 * few * sizes[2] / sizes[1] and many > 1:
-                wrong.append(f"{what}: {few} CPU s for {sizes[1]:,} shards, {many} for {sizes[2]:,}")
-        if shards["resume"]["cpu_s"][2] > 10 * max(1.0, sizes[2] / 100_000):
-            wrong.append(f"resume: {shards['resume']['cpu_s'][2]} CPU s for {sizes[2]:,} shards")
+    if found["rss_growth"] >= 0.05:
+        wrong.append(f"memory grew by {100 * found['rss_growth']:.1f} %")
+    if found["files_growth"] > 0:
+        wrong.append(f"{found['files_growth']} more open files")
+    if found["last_tenth_over_second"] < 0.95:
+        wrong.append(f"the last tenth ran at {found['last_tenth_over_second']:.2f} of the second one's rate")
     return wrong
 
 

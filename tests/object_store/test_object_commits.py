@@ -6,7 +6,16 @@ from dataclasses import replace
 import obstore
 import pytest
 
-from extract.commits import Commit, commit_path, read_commit, read_commits, write_commit
+from extract.commits import (
+    BadRecord,
+    Commit,
+    commit_path,
+    committed_among,
+    each_commit,
+    read_commit,
+    read_commits,
+    write_commit,
+)
 from extract.job import JobDirectory
 from extract.publishing import commit_file
 from extract.storage import locate, object_path
@@ -70,6 +79,32 @@ def test_many_records_come_in_the_order_of_shards(directory):
         name = f"shard-{shard:05d}"
         write_commit(directory.commits, replace(COMMIT, shard=shard, data=name))
     assert [commit.shard for commit in read_commits(directory.commits)] == [0, 2, 40, 99_999, 100_000]
+
+
+def test_only_so_many_requests_are_under_way_at_once(directory, monkeypatch):
+    """However many records there are: neither requests nor answers pile up."""
+    monkeypatch.setattr(object_path, "REQUESTS_AT_ONCE", 4)
+    for shard in range(40):
+        write_commit(directory.commits, replace(COMMIT, shard=shard, data=f"shard-{shard:05d}"))
+    asked, real = [], object_path.ObjectPath.read_bytes
+    monkeypatch.setattr(object_path.ObjectPath, "read_bytes", lambda path: asked.append(path.name) or real(path))
+    for taken, commit in enumerate(each_commit(directory.commits)):
+        assert commit.shard == taken
+        assert len(asked) <= taken + 1 + 4 + 1
+    assert len(asked) == 40
+
+
+def test_records_that_are_asked_for_are_found_without_a_listing(directory, monkeypatch):
+    for shard in (2, 40, 41):
+        write_commit(directory.commits, replace(COMMIT, shard=shard, data=f"shard-{shard:05d}"))
+    monkeypatch.setattr(object_path.ObjectPath, "_objects", None)
+    assert committed_among(directory.commits, range(0, 100, 2)) == {2, 40}
+
+
+def test_a_record_that_vanishes_is_named(directory):
+    with pytest.raises(BadRecord) as refused:
+        list(each_commit(directory.commits, [3]))
+    assert str(refused.value).startswith(f"{directory.commits}/shard-00003.json: no such object")
 
 
 def test_of_sixteen_writers_exactly_one_wins(directory):

@@ -16,6 +16,7 @@ from extract.commits import commit_path
 from extract.derivation import Change, derive
 from extract.job import ForeignDirectory, OtherJob
 from extract.output import open_output
+from extract.pipeline import Worker
 from extract.reprocessing import respec
 from extract.spec import JobSpec
 from extract.status import status
@@ -57,12 +58,51 @@ def test_it_reads_back_like_a_directory(tiny_engine, rows, embedded, address):
 
 def test_a_finished_job_is_seen_from_listings_alone(tiny_engine, rows, address, place, monkeypatch):
     job_rig.run(spec_of(tiny_engine, rows, address))
-    before, reads = object_rig.everything(place), []
-    real = ObjectPath.read_bytes
-    monkeypatch.setattr(ObjectPath, "read_bytes", lambda path: reads.append(path.name) or real(path))
+    before, reads = object_rig.everything(place), reads_from_now(monkeypatch)
     assert job_rig.run(spec_of(tiny_engine, rows, address)).num_shards_made == 0
+    assert status(place).complete
     assert set(reads) == {"job.json", "manifest.json"}
     assert object_rig.everything(place) == before
+
+
+def reads_from_now(monkeypatch) -> list[str]:
+    """Names of the objects that are read from now on, as they are."""
+    reads = []
+    for name in ("read_bytes", "chunks"):
+        real = getattr(ObjectPath, name)
+        monkeypatch.setattr(ObjectPath, name, lambda path, real=real: reads.append(path.name) or real(path))
+    return reads
+
+
+def test_a_job_is_gone_on_with_from_listings_alone(tiny_engine, rows, address, place, monkeypatch):
+    """Until it computes: a million records would be a million requests."""
+    job_rig.run(spec_of(tiny_engine, rows, address))
+    commit_path(place / "commits", 7).unlink()
+    (place / "manifest.json").unlink()
+    reads = reads_from_now(monkeypatch)
+    seen = []
+    monkeypatch.setattr("extract.runners.local.Worker", lambda **parts: seen.extend(reads) or Worker(**parts))
+    assert job_rig.run(spec_of(tiny_engine, rows, address)).num_shards_made == 1
+    assert {name for name in seen if not name.startswith(".probe")} == {"job.json"}
+
+
+@pytest.mark.parametrize("damage", [lambda content: content[:-600], lambda content: b"{", lambda content: b"\xff" * 40])
+def test_a_status_asks_for_the_records_that_a_damaged_manifest_does_not_give(
+    damage, tiny_engine, rows, address, place, monkeypatch
+):
+    job_rig.run(spec_of(tiny_engine, rows, address))
+    whole = status(place).done
+    (place / "manifest.json").replace(damage((place / "manifest.json").read_bytes()))
+    reads = reads_from_now(monkeypatch)
+    assert status(place).done == whole
+    assert sum(name.startswith("shard-") for name in reads) in range(1, crash_rig.NUM_SHARDS + 1)
+
+
+def test_a_status_counts_no_record_that_is_gone_though_the_manifest_repeats_it(tiny_engine, rows, address, place):
+    job_rig.run(spec_of(tiny_engine, rows, address))
+    commit_path(place / "commits", 7).unlink()
+    found = status(place)
+    assert (found.done.num_shards, found.problem) == (crash_rig.NUM_SHARDS - 1, "shard 7 is missing")
 
 
 def test_an_interrupted_job_goes_on_where_it_was(tiny_engine, rows, embedded, address, place):
