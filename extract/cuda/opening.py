@@ -1,0 +1,141 @@
+"""An engine directory -> its runtime on a card: checks first, then weights, then compiled regions.
+
+The same function opens an engine on memory of this machine (`card=`), which is how everything but the card's own
+kernels is tried without one; no command does so, because a contract names the device that its numbers were proven on.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from extract.cpu.architecture import Architecture, read_architecture
+from extract.cpu.weights import WEIGHTS_FILE, open_weights, tensor_shapes
+from extract.cuda.attention import choose_backend
+from extract.cuda.cards import BUILD_HERE, check_room, choose_card, free_memory, take_card, visible_cards
+from extract.cuda.memory import memory_model
+from extract.cuda.regions import fuse
+from extract.cuda.runtime import CudaRuntime
+from extract.cuda.weights import COMPUTED, Precision, load_decoder
+from extract.engine.contract import Contract, Device, EngineChanged, EngineDoesNotFit, Limits, OutputDiffers
+from extract.tensorrt.card import Card
+
+SMALLER = "Build an engine with a smaller --max-tokens."
+LARGER = "Take a larger card, or a smaller precision."
+LEFT_ALONE = 0.85
+"""Part of a card that an engine plans with: the same on all cards of a kind, whatever else runs there at the moment."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What a contract says of an engine on a card.
+
+    Attributes:
+        device: the card.
+        attention: the backend, and why not the faster one.
+        output: type of the states.
+        limits: with tokens of a pass, and the memory that it needs.
+    """
+
+    device: Device
+    attention: str
+    output: str
+    limits: Limits
+
+
+def terms_on_card(architecture: Architecture, precision: str, limits: Limits, *, path: object) -> Terms:
+    """The terms on which the first visible card runs this decoder.
+
+    Raises:
+        EngineDoesNotFit: there is no card, or it is too small for one token.
+    """
+    card = choose_card(visible_cards(), None, path)
+    dtype = COMPUTED[cast("Precision", precision)]
+    chosen = choose_backend(architecture, dtype, card.device.type, card.device.compute_capability)
+    memory = memory_model(
+        architecture, precision, backend=chosen.backend, max_positions=limits.max_input_tokens, fused=can_fuse()
+    )
+    tokens = memory.pass_tokens(int(LEFT_ALONE * card.total_bytes), limits.max_tokens)
+    least = limits.max_input_tokens
+    check_room(card, int(LEFT_ALONE * card.total_bytes), memory.needed_bytes(max(tokens, least)), path, LARGER)
+    return Terms(
+        device=card.device,
+        attention=chosen.described,
+        output=str(dtype).removeprefix("torch."),
+        limits=replace(limits, pass_tokens=max(tokens, least), memory_bytes=memory.needed_bytes(max(tokens, least))),
+    )
+
+
+def open_cuda_runtime(
+    directory: Path, contract: Contract, *, share: bool = True, card: Card | None = None
+) -> CudaRuntime:
+    """Load an engine whose files have been checked.
+
+    Args:
+        directory: with `decoder.json` and `model.safetensors`.
+        contract: its contract.
+        share: compute common prefixes and exact duplicates of a pass once.
+        card: where it runs; `None`: the first visible card of the contract's kind.
+
+    Raises:
+        EngineDoesNotFit: no such card, too little of its memory is free, or this torch has another attention.
+        EngineChanged, UnfitWeights: the files do not hold exactly the decoder's weights.
+        OutputDiffers: the contract promises another output than this decoder has.
+    """
+    architecture = read_architecture(directory)
+    precision = cast("Precision", contract.precision.activations)
+    where, fused = torch.device("cpu"), False
+    if card is None:
+        chosen = choose_card(visible_cards(), contract.device, directory)
+        where, fused = torch.device("cuda", chosen.index), can_fuse()
+        card = take_card(chosen)
+        check_room(chosen, free_memory(chosen), contract.limits.memory_bytes or 0, directory, SMALLER)
+    backend = choose_backend(architecture, COMPUTED[precision], where.type, contract.device.compute_capability)
+    if backend.described != contract.runtime.attention:
+        raise EngineDoesNotFit(
+            path=directory,
+            field="attention",
+            expected=contract.runtime.attention,
+            found=backend.described,
+            advice=BUILD_HERE,
+        )
+    weights = open_weights(directory / WEIGHTS_FILE)
+    _check_names(directory, set(weights.names), set(tensor_shapes(architecture)))
+    _check_output(directory, contract, architecture, precision)
+    decoder = load_decoder(
+        architecture,
+        weights,
+        precision,
+        device=where,
+        max_positions=contract.limits.max_input_tokens,
+        backend=backend.backend,
+    )
+    if where.type == "cuda":
+        torch.cuda.synchronize(where)  # passes run on streams that do not wait for the one that loaded
+    if fused:
+        fuse(decoder.modules())
+    return CudaRuntime(contract, decoder, card, share=share)
+
+
+def can_fuse() -> bool:
+    """Whether regions can be compiled here for a card: torch's compiler writes them in Triton."""
+    from torch.utils._triton import has_triton
+
+    return bool(has_triton())
+
+
+def _check_names(directory: Path, found: set[str], expected: set[str]) -> None:
+    for field, names in (("missing keys", expected - found), ("unexpected keys", found - expected)):
+        if names:
+            raise EngineChanged(
+                path=directory, name=WEIGHTS_FILE, field=field, found=sorted(names)[:3], expected="none"
+            )
+
+
+def _check_output(directory: Path, contract: Contract, architecture: Architecture, precision: Precision) -> None:
+    dtype = str(COMPUTED[precision]).removeprefix("torch.")
+    for field, found in {"module": "norm", "width": architecture.hidden_size, "dtype": dtype}.items():
+        expected = getattr(contract.output, field)
+        if found != expected:
+            raise OutputDiffers(path=directory, field=field, found=found, expected=expected)

@@ -1,0 +1,150 @@
+"""The runtime of engines that our own packed decoder runs on a card: token batches -> states, one pass ahead.
+
+`submit` queues a batch and returns at once; `Pending.result` waits for it. Whoever asks for one batch at a time
+(`hidden_states`) gets the same numbers, and only the copies inside the batch overlap. States have the computing type
+(bfloat16, or float32), because they cross the bus and lie in host memory: the final norm itself is float32.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from extract.cuda.decoder import PackedDecoder
+from extract.cuda.passes import BatchPlan, Pass, plan_batch
+from extract.cuda.transfers import Transfers
+from extract.engine.contract import Contract, PassOutOfMemory
+from extract.records import States, TokenBatch
+from extract.spec import OutputKind
+from extract.tensorrt.card import Card
+
+SHORTEST_BUCKET = 16
+"""Longest sequences of a pass are rounded up to a power of two from here on: few shapes, and little padding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Pending:
+    """A batch that was submitted. Ask in the order of submission, from the thread that submits."""
+
+    transfers: Transfers
+    last_pass: int
+    states: tuple[States, ...]
+    plan: BatchPlan
+
+    def result(self) -> tuple[States, ...]:
+        """Wait for the batch: its final-norm states, then those of the layers asked for."""
+        self.transfers.deliver(self.last_pass)
+        index = self.plan.output_index
+        return self.states if index is None else tuple(states[index] for states in self.states)
+
+
+class CudaRuntime:
+    """A loaded engine. See `extract.engine.contract.Runtime`.
+
+    Args:
+        contract: of the engine.
+        decoder: its weights on the card.
+        card: that card.
+        share: compute common prefixes and exact duplicates of a pass once.
+    """
+
+    def __init__(self, contract: Contract, decoder: PackedDecoder, card: Card, *, share: bool) -> None:
+        self.contract, self.share = contract, share
+        self._decoder, self._card = decoder, card
+        self._transfers = Transfers(card)
+
+    @property
+    def arithmetic(self) -> str:
+        """What decides the last bits: torch's release is in the contract, so is the card."""
+        return f"torch cuda ({self._decoder.precision})"
+
+    @property
+    def pass_tokens(self) -> int:
+        """Tokens of the largest pass."""
+        return self.contract.limits.pass_tokens or self.contract.limits.max_tokens
+
+    def hidden_states(self, batch: TokenBatch, kind: OutputKind) -> States:
+        """[T, H] for "tokens", else [B, H]; see `Runtime.hidden_states`."""
+        return self.submit(batch, kind).result()[0]
+
+    def layer_states(self, batch: TokenBatch, kind: OutputKind, layers: Sequence[int]) -> tuple[States, ...]:
+        """The same, then those after each of `layers`; see `LayerRuntime.layer_states`."""
+        return self.submit(batch, kind, layers).result()
+
+    def submit(self, batch: TokenBatch, kind: OutputKind, layers: Sequence[int] = ()) -> Pending:
+        """Queue the passes of a batch.
+
+        Raises:
+            PassOutOfMemory: a pass does not fit; what was submitted before is not lost.
+        """
+        plan = plan_batch(batch.input_ids, batch.cu_seqlens, kind, pass_tokens=self.pass_tokens, share=self.share)
+        dtype = np.dtype(np.float32) if kind == "mean" else _NUMPY[self._decoder.output_dtype]
+        shape = (plan.num_outputs, self.contract.output.width)
+        states = tuple(np.empty(shape, dtype) for _ in range(1 + len(layers)))
+        number = 0
+        try:
+            for one in plan.passes:
+                number = self._start(one, kind, tuple(layers), states)
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            raise self._out_of_memory(batch) from error
+        except RuntimeError as error:
+            if "out of memory" not in str(error) and "can't allocate memory" not in str(error):
+                raise
+            raise self._out_of_memory(batch) from error
+        return Pending(transfers=self._transfers, last_pass=number, states=states, plan=plan)
+
+    def close(self) -> None:
+        """Give the card's memory back."""
+        self._transfers.close()
+        del self._decoder
+        self._card.close()
+
+    def _start(self, one: Pass, kind: OutputKind, layers: tuple[int, ...], states: tuple[States, ...]) -> int:
+        arrays = [one.input_ids, one.positions, one.cu_queries]
+        if one.cu_keys is not None and one.key_index is not None:
+            arrays += [one.cu_keys, one.key_index]
+        count = len(one.cu_queries) - 1 if kind in ("last", "mean") else len(one.input_ids)
+        longest = _bucket(one.longest, self._decoder.max_positions)
+
+        @torch.no_grad()
+        def work(given: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+            cu_keys, key_index = given[3:] if len(given) == 5 else (None, None)
+            found = self._decoder.layer_states(
+                given[0],
+                given[1],
+                given[2],
+                longest,
+                layers,
+                last=kind == "last",
+                cu_keys=cu_keys,
+                key_index=key_index,
+            )
+            if kind != "mean":
+                return found
+            bounds = given[2] if cu_keys is None else cu_keys
+            return tuple(_means(part if key_index is None else part[key_index], bounds) for part in found)
+
+        rows = slice(one.first_output, one.first_output + count)
+        return self._transfers.start(arrays, work, tuple(part[rows] for part in states))
+
+    def _out_of_memory(self, batch: TokenBatch) -> PassOutOfMemory:
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        tokens = min(batch.num_tokens, self.pass_tokens)
+        return PassOutOfMemory(
+            tokens=f"{tokens:,}", sequences=f"{batch.num_sequences:,}", device=self.contract.device.name
+        )
+
+
+def _means(states: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Tensor:
+    """Mean over each sequence, float32 [B, H]: each sum in the order of its tokens, and without asking the card."""
+    return torch.segment_reduce(states.float(), "mean", offsets=cu_seqlens.long(), axis=0, unsafe=True)
+
+
+_NUMPY = {torch.float32: np.dtype(np.float32), torch.bfloat16: np.dtype(np.uint16)}
+
+
+def _bucket(longest: int, max_positions: int) -> int:
+    """A bound on the lengths of a pass that takes few values."""
+    return min(max_positions, max(SHORTEST_BUCKET, 1 << (longest - 1).bit_length()))
