@@ -25,7 +25,7 @@ FAST = {
     "health_check_failure_threshold": 2,
 }
 NODE = {"node_ip_address": "127.0.0.2", "object_store_memory": 80 * 2**20}
-SETTINGS = {"look_every_s": 1.0, "count_every_s": 0.2, "boot_timeout_s": 60.0}
+SETTINGS = {"look_every_s": 1.0, "count_every_s": 0.2}
 
 DRIVER = """
 import json, sys
@@ -64,6 +64,10 @@ class TestCluster:
         self.nodes.remove(node)
         self._cluster.remove_node(node, allow_graceful=False)
 
+    def raylet(self, node: Any) -> psutil.Process:
+        """The process that makes a node alive."""
+        return psutil.Process(node.all_processes["raylet"][0].process.pid)
+
     def faults(self, **settings: Any) -> None:
         """Of the workers of the next job."""
         self._faults.write_text(json.dumps(settings))
@@ -97,7 +101,7 @@ class Driver:
     """`extract run --on ray` in a process of its own."""
 
     def __init__(self, address: str | None, arguments: list[str], **settings: Any) -> None:
-        where = [] if address is None else ["--address", address]
+        where = ["--boot-timeout", "60"] + ([] if address is None else ["--address", address])
         self._process = subprocess.Popen(
             [sys.executable, "-c", DRIVER, json.dumps({**SETTINGS, **settings}), *arguments, "--on", "ray", *where],
             stdout=subprocess.PIPE,
@@ -109,6 +113,10 @@ class Driver:
     def signal(self, number: int) -> None:
         """Send a signal."""
         self._process.send_signal(number)
+
+    def state(self) -> str:
+        """Z when it has ended, as `warm_command.Command` says it."""
+        return "R" if self._process.poll() is None else "Z"
 
     def wait(self) -> warm_command.Ended:
         """Wait for the end."""

@@ -44,7 +44,9 @@ OPTIONS = {
     """,
     "inspect": "--json --row",
     "plan": f"{JOB} --json",
-    "run": f"{JOB} --address --json --on --quiet --worker-count --worker-index --workers",
+    "run": f"""
+        {JOB} --address --boot-timeout --json --on --quiet --stall-timeout --worker-count --worker-index --workers
+    """,
     "finalize": "--json",
     "status": "--json",
     "embed": """

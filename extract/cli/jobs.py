@@ -4,6 +4,7 @@ import click
 
 from extract.cli.options import PLACE, job_options, json_option
 from extract.report import emit, finalized_text, plan_text, status_text, stripe_text, summary_text
+from extract.runners.patience import USUAL_PATIENCE, Patience
 from extract.spec import JobSpec
 from extract.storage import Place
 
@@ -46,6 +47,20 @@ def plan_command(spec: JobSpec, as_json: bool) -> None:
     "--on", type=click.Choice(["here", "ray"]), default="here", help="Where the work is done.  [default: here]"
 )
 @click.option("--address", metavar="ADDRESS", help="Of a Ray cluster, such as auto.  [default: this machine]")
+@click.option(
+    "--boot-timeout",
+    type=float,
+    metavar="SECONDS",
+    help="With several workers: replace one that has not loaded its engine by then.  "
+    f"[default: {USUAL_PATIENCE.boot_timeout_s:.0f}]",
+)
+@click.option(
+    "--stall-timeout",
+    type=float,
+    metavar="SECONDS",
+    help="With several workers: replace one that makes no progress for so long.  "
+    f"[default: {USUAL_PATIENCE.stall_timeout_s:.0f}]",
+)
 @click.option("--quiet", is_flag=True, help="No progress on stderr.")
 @json_option
 def run_command(
@@ -55,6 +70,8 @@ def run_command(
     worker_count: int | None,
     on: str,
     address: str | None,
+    boot_timeout: float | None,
+    stall_timeout: float | None,
     quiet: bool,
     as_json: bool,
 ) -> None:
@@ -81,18 +98,28 @@ def run_command(
         raise click.UsageError("--address goes with --on ray.")
     if on == "ray" and worker_index is not None:
         raise click.UsageError("--worker-index does not go with --on ray, where a driver hands out the shards.")
+    for option, asked in {"--boot-timeout": boot_timeout, "--stall-timeout": stall_timeout}.items():
+        if asked is not None and not asked > 0:
+            raise click.UsageError(f"{option} is more than 0 seconds.")
+        if asked is not None and on != "ray" and (workers or 1) == 1:
+            raise click.UsageError(f"{option} goes with --workers 2 or more, or --on ray.")
     progress = Progress(quiet=quiet)
+    patience = Patience(
+        boot_timeout_s=boot_timeout or USUAL_PATIENCE.boot_timeout_s,
+        stall_timeout_s=stall_timeout or USUAL_PATIENCE.stall_timeout_s,
+    )
     if on == "ray":
         from extract.runners.ray_driver import RaySettings, run_on_ray
 
-        settings = RaySettings(address=address, max_workers=workers)
+        settings = RaySettings(address=address, max_workers=workers, patience=patience)
         emit(run_on_ray(spec, settings, progress=progress), summary_text, as_json)
         return
     workers = workers or 1
     if worker_index is not None and worker_count is not None:
-        emit(run_stripe(spec, worker_index, worker_count, progress=progress, workers=workers), stripe_text, as_json)
+        part = run_stripe(spec, worker_index, worker_count, progress=progress, workers=workers, patience=patience)
+        emit(part, stripe_text, as_json)
         return
-    emit(run(spec, progress=progress, workers=workers), summary_text, as_json)
+    emit(run(spec, progress=progress, workers=workers, patience=patience), summary_text, as_json)
 
 
 @click.command("finalize")

@@ -1,7 +1,8 @@
 """Which shard goes to whom when one driver hands them out: attempts, nodes to avoid, and stragglers. Pure.
 
 It decides nothing about what is done: a shard may be handed out twice, or be made by somebody else, and its commit
-record alone counts. Knows nothing of Ray.
+record alone counts. A worker may get its next shard ahead of time; but a shard that has failed before is made alone,
+so that the next failure shows which one is to blame. Knows nothing of Ray.
 """
 
 import statistics
@@ -55,6 +56,28 @@ class Dispatch:
             return self._hand_out(self._queue.popleft(), now)
         return self._straggler(now)
 
+    def take_ahead(self, beside: int, node: str, num_workers: int, now: float) -> int | None:
+        """The next shard for a worker on `node` that is still at the shard `beside`; `None`: better not yet.
+
+        There is none while fewer shards wait than there are workers, for another one may be free before this one; none
+        beside a shard that has failed; and none while such a shard waits that this worker may take next.
+        """
+        if len(self._queue) < num_workers or self._has_failed(beside):
+            return None
+        if self._has_failed(self._queue[0]) and node not in self._trouble[self._queue[0]].nodes:
+            return None
+        for place, shard in zip(range(LOOK_AHEAD), self._queue, strict=False):
+            if not self._has_failed(shard):
+                del self._queue[place]
+                return self._hand_out(shard, now)
+        return None
+
+    def began(self, shard: int, now: float) -> None:
+        """A shard that was handed out ahead of time is the next one of its worker: its time counts from now."""
+        started = self._running.get(shard)
+        if started is not None and len(started) == 1:
+            started[0] = now
+
     def done(self, shard: int, now: float) -> None:
         """A shard is committed, by whichever attempt."""
         if started := self._running.pop(shard, None):
@@ -69,14 +92,15 @@ class Dispatch:
             shard: which.
             node: where.
             reason: for the report.
-            counts: as an attempt; the loss of a machine that was taken away does not.
+            counts: as an attempt; it does not where a machine was taken away, or another shard was to blame.
         """
         copies = self._running.get(shard)
         if copies is None:  # committed, or given up
             return False
         trouble = self._trouble.setdefault(shard, _Trouble())
-        trouble.nodes.add(node)
-        trouble.attempts += counts
+        if counts:
+            trouble.nodes.add(node)
+            trouble.attempts += 1
         copies.pop()
         if copies:
             return False
@@ -86,6 +110,9 @@ class Dispatch:
             return True
         self._queue.appendleft(shard)
         return False
+
+    def _has_failed(self, shard: int) -> bool:
+        return shard in self._trouble and self._trouble[shard].attempts > 0
 
     def _hand_out(self, shard: int, now: float) -> int:
         self._running[shard] = [now]

@@ -12,6 +12,7 @@ from extract.pipeline import Worker
 from extract.progress import Progress
 from extract.runners.interrupts import StopRequested
 from extract.runners.loading import load_engine
+from extract.runners.patience import USUAL_PATIENCE, Patience
 from extract.runners.session import Made, Session, run_job
 from extract.runners.shard_loop import Unwatched, make_what_is_left
 from extract.runners.summary import SomeShardsFailed, Summary
@@ -21,7 +22,12 @@ __all__ = ["SomeShardsFailed", "StopRequested", "Summary", "run"]
 
 
 def run(
-    spec: JobSpec, *, progress: Progress | None = None, runtime: Runtime | None = None, workers: int = 1
+    spec: JobSpec,
+    *,
+    progress: Progress | None = None,
+    runtime: Runtime | None = None,
+    workers: int = 1,
+    patience: Patience = USUAL_PATIENCE,
 ) -> Summary:
     """Run a job, or go on with it.
 
@@ -30,6 +36,7 @@ def run(
         progress: where to show how far it is; `None` shows nothing.
         runtime: an engine that is loaded already; `None` loads the one that `spec` names, if there is work to do.
         workers: how many processes make shards; 1 is this one, and each of several loads an engine of its own.
+        patience: with several workers, until one that does not load its engine or makes no progress is replaced.
 
     Raises:
         ResumeRefused: the output directory belongs to another job.
@@ -37,15 +44,15 @@ def run(
         Interrupted: SIGINT or SIGTERM.
         ShardsFailed: the rest is done, but some shards broke twice.
     """
-    return run_job(spec, progress, maker(workers, runtime))
+    return run_job(spec, progress, maker(workers, patience, runtime))
 
 
-def maker(workers: int, runtime: Runtime | None = None) -> Callable[[Session], Made]:
+def maker(workers: int, patience: Patience, runtime: Runtime | None = None) -> Callable[[Session], Made]:
     """Who makes the shards of a run on this machine: this process, or several."""
     if workers > 1:
         from extract.runners.workers import make_with_workers
 
-        return partial(make_with_workers, num_workers=workers)
+        return partial(make_with_workers, num_workers=workers, patience=patience)
     return partial(make_here, runtime=runtime)
 
 

@@ -1,12 +1,14 @@
-"""A worker on a Ray cluster: one engine on one device, one shard at a time. Knows nothing of other workers.
+"""A worker on a Ray cluster: one engine on one device, the shards that it is handed. Knows nothing of other workers.
 
 Ray builds it and calls it; this module needs no Ray. `load` does what may fail, so that the driver knows on which node
-it failed; `counts` and `stop` are called beside `make`, from another thread.
+it failed. A call of `make` is out until its shard is done; a second one beside it is the next shard, which one loop
+over both reads while the first is computed. `counts` and `stop` are called beside them, from another thread.
 """
 
 import os
 import platform
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from extract.commits import Commit, commit_path, read_commit
@@ -16,6 +18,7 @@ from extract.jobs import open_job
 from extract.pipeline import ShardBroke, Worker
 from extract.progress import Counts, Progress
 from extract.runners.loading import load_engine
+from extract.runners.outstanding import Outstanding
 from extract.runners.shard_loop import make_shards
 from extract.spec import JobSpec
 from extract.storage import locate
@@ -57,7 +60,7 @@ class ShardMaker:
             os.environ.setdefault("RAYON_NUM_THREADS", str(threads))  # of the tokenizer
         self._stop = threading.Event()
         self._progress = Progress(quiet=True)
-        self._worker: Worker | None = None
+        self._outstanding: Outstanding[Outcome] = Outstanding()
 
     def load(self) -> Loaded | ExtractError:
         """Open the job and load the engine; what is wrong here is an answer, not an exception."""
@@ -69,7 +72,7 @@ class ShardMaker:
             loaded = load_engine(job, lambda message: None, threads=self._threads)
         except ExtractError as error:
             return error
-        self._worker = Worker(
+        worker = Worker(
             plan=loaded.plan,
             source=job.source,
             tokenizer=job.tokenizer,
@@ -77,29 +80,12 @@ class ShardMaker:
             progress=self._progress,
             stop=self._stop,
         )
+        threading.Thread(target=self._keep_making, args=(worker,), name="extract-shards", daemon=True).start()
         return Loaded(platform.node(), loaded.plan.engine.device.name, str(loaded.path), loaded.runtime.arithmetic)
 
     def make(self, shard: int) -> Outcome:
-        """Make a shard, unless its record is there."""
-        return replace(self._made(shard), counts=self._progress.counts())
-
-    def _made(self, shard: int) -> Outcome:
-        worker = self._worker
-        assert worker is not None  # the driver has seen it loaded
-        record = commit_path(self._directory.commits, shard)
-        try:
-            if record.exists():
-                return Outcome(commit=read_commit(record))
-            for finished in make_shards(worker, self._directory, [shard]):
-                self._progress.wrote(finished.commit.num_bytes)
-                return Outcome(commit=finished.commit, won=finished.won)
-        except ShardBroke as error:
-            return Outcome(reason=error.reason)
-        except ExtractError as error:
-            return Outcome(reason=str(error), error=error)
-        except KeyboardInterrupt:
-            pass
-        return Outcome(reason="asked to stop")
+        """Make a shard, unless its record is there; after those that came before it."""
+        return replace(self._outstanding.wait_for(shard), counts=self._progress.counts())
 
     def counts(self) -> Counts:
         """What it has done; an answer is a sign of life."""
@@ -108,3 +94,35 @@ class ShardMaker:
     def stop(self) -> None:
         """Drop what is in flight."""
         self._stop.set()
+        self._outstanding.close(STOPPED)
+
+    def _keep_making(self, worker: Worker) -> None:
+        """The shard loop; a shard that breaks it costs the others nothing but what was read ahead."""
+        outstanding = self._outstanding
+        while outstanding.wait_for_work():
+            handed = outstanding.new_pass()
+            try:
+                for finished in make_shards(worker, self._directory, self._not_done(handed), leave=handed.leave):
+                    self._progress.wrote(finished.commit.num_bytes)
+                    outstanding.answer(finished.commit.shard, Outcome(commit=finished.commit, won=finished.won))
+            except ShardBroke as error:
+                outstanding.answer(error.shard, Outcome(reason=error.reason))
+            except ExtractError as error:  # it does not say which shard it is about
+                outstanding.answer_all(Outcome(reason=str(error), error=error))
+            except KeyboardInterrupt:
+                break
+            except Exception as error:
+                outstanding.answer_all(Outcome(reason=f"{type(error).__name__}: {error}"))
+        outstanding.answer_all(STOPPED)
+
+    def _not_done(self, shards: Iterator[int]) -> Iterator[int]:
+        """Those that nobody has committed until now: a shard may have waited here for long."""
+        for shard in shards:
+            record = commit_path(self._directory.commits, shard)
+            if record.exists():
+                self._outstanding.answer(shard, Outcome(commit=read_commit(record)))
+            else:
+                yield shard
+
+
+STOPPED = Outcome(reason="asked to stop")

@@ -16,7 +16,9 @@ from extract.progress import Counts
 from extract.runners.ray_actor import Loaded, Outcome, ShardMaker
 from extract.spec import JobSpec
 
-CONTROL = "control"
+CONTROL, SHARDS = "control", "shards"
+MAX_OUTSTANDING = 2
+"""Shards that a worker may have at once: one that it computes, and the next one, which it reads meanwhile."""
 
 
 class RayMissing(SpecError):
@@ -181,9 +183,13 @@ def _first_line(error: Exception) -> str:
 
 
 def _remote_class(ray: Any) -> Any:
-    """`ShardMaker` as Ray wants it: `counts` and `stop` answer beside a shard that is being made."""
+    """`ShardMaker` as Ray wants it: `counts` and `stop` answer beside shards that are being made."""
 
     class RemoteShardMaker(ShardMaker):
+        @ray.method(concurrency_group=SHARDS)  # type: ignore[untyped-decorator]
+        def make(self, shard: int) -> Outcome:
+            return super().make(shard)
+
         @ray.method(concurrency_group=CONTROL)  # type: ignore[untyped-decorator]
         def counts(self) -> Counts:
             return super().counts()
@@ -192,4 +198,4 @@ def _remote_class(ray: Any) -> Any:
         def stop(self) -> None:
             super().stop()
 
-    return ray.remote(concurrency_groups={CONTROL: 1})(RemoteShardMaker)
+    return ray.remote(concurrency_groups={CONTROL: 1, SHARDS: MAX_OUTSTANDING})(RemoteShardMaker)

@@ -1,8 +1,10 @@
-"""`extract run --on ray`: a driver hands shard numbers to workers on a cluster, one at a time, and watches over them.
+"""`extract run --on ray`: a driver hands shard numbers to workers on a cluster and watches over them.
 
-Nothing but numbers and small records passes through Ray: workers read the source and write shards themselves. A call
-that does not come back means "outcome unknown": the worker is killed, replaced, and its shard is handed out again; if
-it was committed after all, the next attempt finds the record. A driver that dies costs the shards in flight.
+Each worker has the shard in work and the next one, so that it reads while it computes. Nothing but numbers and small
+records passes through Ray: workers read the source and write shards themselves. A call that does not come back means
+"outcome unknown": the worker is killed, replaced, and its shards are handed out again, each alone, for nobody knows
+which one was to blame; if one was committed after all, the next attempt finds the record. A driver that dies costs the
+shards in flight.
 """
 
 import time
@@ -15,8 +17,9 @@ from typing import Any
 from extract.errors import ExtractError, ShardsFailed
 from extract.progress import Counts, Progress
 from extract.runners.dispatch import Dispatch
+from extract.runners.patience import USUAL_PATIENCE, Patience
 from extract.runners.ray_actor import Loaded, Outcome
-from extract.runners.ray_cluster import Cluster, Lost, Node
+from extract.runners.ray_cluster import MAX_OUTSTANDING, Cluster, Lost, Node
 from extract.runners.ray_slots import RaySlot
 from extract.runners.session import Made, Session, StreamHasNoShards, run_job
 from extract.runners.summary import Summary, first_reasons
@@ -34,8 +37,7 @@ class RaySettings:
         max_workers: at most so many; `None`: as many as the nodes hold.
         max_attempts: of one shard.
         node_budget: failures to load an engine after which a node is left alone.
-        boot_timeout_s: until a worker has loaded its engine.
-        stall_timeout_s: without any progress in a shard.
+        patience: how long workers may load, or make no progress.
         stop_timeout_s: that workers have to drop what is in flight.
         look_every_s: for nodes that have joined or left.
         count_every_s: for the progress.
@@ -46,8 +48,7 @@ class RaySettings:
     max_workers: int | None = None
     max_attempts: int = 4
     node_budget: int = 3
-    boot_timeout_s: float = 1800.0
-    stall_timeout_s: float = 1800.0
+    patience: Patience = USUAL_PATIENCE
     stop_timeout_s: float = 30.0
     look_every_s: float = 10.0
     count_every_s: float = 2.0
@@ -201,7 +202,7 @@ class _Driver:
             if self._empty_since is None:
                 self._empty_since = time.monotonic()
                 self._session.progress.say("no node has room for a worker; waiting for one")
-            if time.monotonic() - self._empty_since < self._settings.boot_timeout_s:
+            if time.monotonic() - self._empty_since < self._settings.patience.boot_timeout_s:
                 return
         if isinstance(self._last_failure, ExtractError):
             raise self._last_failure
@@ -218,123 +219,141 @@ class _Driver:
             self._cluster.kill(slot.handle)
             slot.ended()
 
-    def _replace(self, slot: RaySlot, reason: str, *, counts: bool = True, say: bool = True) -> None:
-        """The worker is lost or useless: end it, and let its shard be handed out again."""
-        progress, shard = self._session.progress, slot.shard
-        if say:
-            what = "" if shard is None else f", shard {shard}"
-            progress.say(f"worker {slot.number} on {slot.node.name}{what}: {reason}")
+    def _replace(self, slot: RaySlot, reason: str, *, counts: bool = True, culprit: int | None = None) -> None:
+        """The worker is lost or useless: end it, and let its shards be handed out again.
+
+        Args:
+            slot: its place.
+            reason: for the report.
+            counts: as an attempt at its shards.
+            culprit: the one of its shards that is known to be the reason; the others have not failed.
+        """
+        progress, shards = self._session.progress, slot.shards
+        about = shards if culprit is None else (culprit,)
+        what = f", shard{'s' * (len(about) > 1)} {', '.join(map(str, about))}" if about else ""
+        progress.say(f"worker {slot.number} on {slot.node.name}{what}: {reason}")
         if slot.loaded is None:
             self._failures[slot.node.node_id] += counts
             self._last_failure = reason
         progress.add(Counts(rows=slot.committed_rows), Counts(rows=slot.counts.rows))  # the rest is done again
         self._end(slot)
-        if shard is not None and self._dispatch.lost(shard, slot.node.node_id, reason, counts=counts):
-            progress.say(f"shard {shard} has failed {self._settings.max_attempts} times and is left out")
+        for shard in reversed(shards):
+            self._lose(shard, slot, reason, counts=counts and shard in about)
         self._looked = min(self._looked, time.monotonic() - self._settings.look_every_s + 1.0)  # look again soon
+
+    def _lose(self, shard: int, slot: RaySlot, reason: str, *, counts: bool = True) -> None:
+        if self._dispatch.lost(shard, slot.node.node_id, reason, counts=counts):
+            self._session.progress.say(f"shard {shard} has failed {self._settings.max_attempts} times and is left out")
 
     # --- calls ----------------------------------------------------------------------------------------------------
 
     def _hand_out(self) -> None:
+        """First to those who have nothing to do, then a second shard to those who have one."""
         now = time.monotonic()
-        for slot in self._slots:
-            if slot.loaded is None or slot.making is not None:
-                continue
-            shard = self._dispatch.take(slot.node.node_id, now)
-            if shard is None:
-                continue
-            slot.shard, slot.since, slot.alive = shard, now, now
-            slot.making = slot.handle.make.remote(shard)
+        ready = [slot for slot in self._slots if slot.loaded is not None]
+        for slot in ready:
+            if not slot.making:
+                slot.alive = now
+                self._hand(slot, self._dispatch.take(slot.node.node_id, now))
+        num_workers = sum(slot.handle is not None for slot in self._slots)
+        for slot in ready:
+            if 0 < len(slot.making) < MAX_OUTSTANDING:
+                self._hand(slot, self._dispatch.take_ahead(slot.shards[0], slot.node.node_id, num_workers, now))
+
+    def _hand(self, slot: RaySlot, shard: int | None) -> None:
+        if shard is not None:
+            slot.making[slot.handle.make.remote(shard)] = shard
 
     def _ask_for_counts(self) -> None:
         now = time.monotonic()
         for slot in self._slots:
-            if slot.making is not None and slot.counting is None and now - slot.asked > self._settings.count_every_s:
+            if slot.making and slot.counting is None and now - slot.asked > self._settings.count_every_s:
                 slot.asked = now
                 slot.counting = slot.handle.counts.remote()
 
     def _hear(self, timeout_s: float) -> None:
         out: dict[Any, RaySlot] = {}
         for slot in self._slots:
-            out |= {call: slot for call in (slot.loading, slot.making, slot.counting) if call is not None}
+            out |= {call: slot for call in (slot.loading, slot.counting, *slot.making) if call is not None}
         if not out:
             time.sleep(min(timeout_s, 0.2))
-        for call in self._cluster.wait(list(out), timeout_s):
+        answers = [(call, self._cluster.result(call)) for call in self._cluster.wait(list(out), timeout_s)]
+        for call, answer in sorted(answers, key=lambda pair: isinstance(pair[1], Lost)):  # what is known comes first
             slot = out[call]
-            if call in (slot.loading, slot.making, slot.counting):  # else its worker was ended a moment ago
-                self._came_back(slot, call)
+            if call in (slot.loading, slot.counting) or call in slot.making:  # else its worker was ended a moment ago
+                self._came_back(slot, call, answer)
 
-    def _came_back(self, slot: RaySlot, call: Any) -> None:
-        answer = self._cluster.result(call)
+    def _came_back(self, slot: RaySlot, call: Any, answer: Loaded | ExtractError | Outcome | Counts | Lost) -> None:
         if call == slot.counting:
             slot.counting = None
         match answer:
             case Counts():
-                if answer.tokens >= slot.counts.tokens:  # else it was overtaken by the end of the shard
+                if answer.tokens >= slot.counts.tokens:  # else it was overtaken by the end of a shard
                     self._session.progress.add(answer, slot.heard(answer))
             case Loaded():
                 slot.is_ready(answer)
             case Outcome():
-                slot.making = None
-                self._session.progress.add(answer.counts, slot.heard(answer.counts))
-                self._made_or_not(slot, answer)
+                if answer.counts.tokens >= slot.counts.tokens:
+                    self._session.progress.add(answer.counts, slot.heard(answer.counts))
+                self._made_or_not(slot, call, answer)
             case Lost(reason, preempted):
                 self._replace(slot, reason, counts=not preempted)
             case ExtractError():
                 self._replace(slot, str(answer))
                 self._last_failure = answer
 
-    def _made_or_not(self, slot: RaySlot, outcome: Outcome) -> None:
-        shard, commit = slot.shard, outcome.commit
-        assert shard is not None
+    def _made_or_not(self, slot: RaySlot, call: Any, outcome: Outcome) -> None:
+        shard, commit, now = slot.making[call], outcome.commit, time.monotonic()
         if commit is None:
-            self._broke(slot, outcome)
+            self._broke(slot, call, outcome)
             return
-        slot.shard, slot.broke_in_a_row = None, 0
+        del slot.making[call]
+        slot.broke_in_a_row = 0
+        for following in slot.shards[:1]:
+            self._dispatch.began(following, now)
         self._session.todo.note(commit)
-        self._dispatch.done(shard, time.monotonic())
+        self._dispatch.done(shard, now)
         if outcome.won:
             slot.made(commit.num_rows)
             self._made.add(commit)
 
-    def _broke(self, slot: RaySlot, outcome: Outcome) -> None:
+    def _broke(self, slot: RaySlot, call: Any, outcome: Outcome) -> None:
         """The worker lives; whether its engine can still be trusted is another question."""
         reason, error = outcome.reason or "?", outcome.error
         if error is not None and error.exit_code not in OF_THIS_WORKER:
             raise error
         slot.broke_in_a_row += 1
-        if (
-            slot.node.num_gpus or error is not None or slot.broke_in_a_row > 1
-        ):  # a card's context is poisoned by one error
+        if error is not None:  # which does not say what shard it is about
             self._replace(slot, reason)
-            return
-        shard, slot.shard = slot.shard, None
-        assert shard is not None
-        self._session.progress.say(f"shard {shard} broke on {slot.node.name}: {reason}")
-        self._dispatch.lost(shard, slot.node.node_id, reason)
+        elif slot.node.num_gpus or slot.broke_in_a_row > 1:  # a card's context is poisoned by one error
+            self._replace(slot, reason, culprit=slot.making[call])
+        else:
+            shard = slot.making.pop(call)
+            self._session.progress.say(f"shard {shard} broke on {slot.node.name}: {reason}")
+            self._lose(shard, slot, reason)
 
     def _end_what_hangs(self) -> None:
-        now = time.monotonic()
+        now, patience = time.monotonic(), self._settings.patience
         for slot in self._slots:
-            if slot.loading is not None and now - slot.since > self._settings.boot_timeout_s:
-                self._replace(slot, f"its engine was not loaded after {self._settings.boot_timeout_s:,.0f} s")
-            elif slot.making is not None and now - slot.alive > self._settings.stall_timeout_s:
-                self._replace(slot, f"no progress for {self._settings.stall_timeout_s:,.0f} s")
+            reason = patience.lost_with(
+                loading=slot.loading is not None, has_work=bool(slot.making), silent_s=now - slot.alive
+            )
+            if reason is not None:
+                self._replace(slot, reason)
 
     def _wind_down(self) -> None:
         """Let workers drop what is in flight; who does not answer is killed a little later."""
-        stopping = [slot for slot in self._slots if slot.making is not None]
-        for slot in stopping:
-            slot.handle.stop.remote()
+        out = {call: slot for slot in self._slots for call in slot.making}
+        for slot in self._slots:
+            if slot.making:
+                slot.handle.stop.remote()
         deadline = time.monotonic() + self._settings.stop_timeout_s
-        while any(slot.making is not None for slot in stopping) and time.monotonic() < deadline:
-            for call in self._cluster.wait([slot.making for slot in stopping if slot.making is not None], WAIT_S):
-                for slot in stopping:
-                    if slot.making == call:
-                        answer = self._cluster.result(call)
-                        slot.making = None
-                        if isinstance(answer, Outcome) and answer.commit is not None and answer.won:
-                            self._made.add(answer.commit)
+        while out and time.monotonic() < deadline:
+            for call in self._cluster.wait(list(out), WAIT_S):
+                del out[call]
+                answer = self._cluster.result(call)
+                if isinstance(answer, Outcome) and answer.commit is not None and answer.won:
+                    self._made.add(answer.commit)
 
 
 OF_THIS_WORKER = (4, 8)

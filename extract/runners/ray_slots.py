@@ -16,20 +16,17 @@ class RaySlot:
 
     Attributes:
         handle: of the living worker, or `None`.
-        loading, making, counting: calls that are out.
-        shard: that is being made.
-        since: when the call that is out began (monotonic seconds).
-        alive: when it last showed progress.
+        loading, counting: calls that are out.
+        making: calls that are out, with their shards, in the order in which they were handed out.
+        alive: when it last showed progress, or was given something to do when it had nothing (monotonic seconds).
     """
 
     number: int
     node: Node
     handle: Any = None
     loading: Any = None
-    making: Any = None
     counting: Any = None
-    shard: int | None = None
-    since: float = 0.0
+    making: dict[Any, int] = field(default_factory=dict)
     alive: float = 0.0
     asked: float = 0.0
     loaded: Loaded | None = None
@@ -47,11 +44,16 @@ class RaySlot:
 
     def began(self, handle: Any, loading: Any) -> None:
         """A worker was placed here."""
-        self.handle, self.loading, self.making, self.counting = handle, loading, None, None
-        self.loaded, self.shard, self.counts, self.committed_rows = None, None, Counts(), 0
+        self.handle, self.loading, self.making, self.counting = handle, loading, {}, None
+        self.loaded, self.counts, self.committed_rows = None, Counts(), 0
         self.broke_in_a_row = 0
-        self.since = self.alive = time.monotonic()
+        self.alive = time.monotonic()
         self.num_starts += 1
+
+    @property
+    def shards(self) -> tuple[int, ...]:
+        """That it has been handed and not answered for; the first one is the one in work."""
+        return tuple(self.making.values())
 
     def is_ready(self, loaded: Loaded) -> None:
         """Its engine is loaded."""
@@ -78,7 +80,8 @@ class RaySlot:
         """The worker is gone."""
         if self.ready_at is not None:
             self.seconds += time.monotonic() - self.ready_at
-        self.handle = self.loading = self.making = self.counting = self.loaded = self.shard = self.ready_at = None
+        self.handle = self.loading = self.counting = self.loaded = self.ready_at = None
+        self.making = {}
 
     def part(self) -> WorkerPart:
         """What was done here, by however many workers."""

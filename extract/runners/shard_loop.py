@@ -4,13 +4,13 @@
 """
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from extract.claims import Claims
 from extract.commits import commit_path, read_commit
 from extract.job import JobDirectory
-from extract.pipeline import ShardBroke, Worker, run_stages
+from extract.pipeline import Computed, ShardBroke, Worker, run_stages
 from extract.publishing import Finished, remove_leftovers, written
 from extract.runners.todo import Todo
 
@@ -37,14 +37,29 @@ class Unwatched:
         """Nothing."""
 
 
-def make_shards(worker: Worker, directory: JobDirectory, shards: Iterable[int]) -> Iterator[Finished]:
+def make_shards(
+    worker: Worker, directory: JobDirectory, shards: Iterable[int], *, leave: Callable[[], None] = lambda: None
+) -> Iterator[Finished]:
     """Make shards, whoever else makes them: the first record of each counts.
+
+    Args:
+        worker: opened parts.
+        directory: where shards go.
+        shards: taken ahead of time, in a background thread.
+        leave: is called when no further shard is wanted, and wakes `shards` where they wait for a next one.
 
     Raises:
         ShardBroke: one of them; what follows it was not made.
         KeyboardInterrupt: the worker's `stop` was set; the shard in flight is dropped.
     """
-    return run_stages(worker, shards, lambda items: written(worker, directory, items))
+
+    def write(items: Iterable[Computed]) -> Iterator[Finished]:
+        try:
+            yield from written(worker, directory, items)
+        finally:
+            leave()
+
+    return run_stages(worker, shards, write)
 
 
 def make_what_is_left(

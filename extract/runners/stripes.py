@@ -12,6 +12,7 @@ from typing import Any
 from extract.errors import SpecError
 from extract.progress import Progress
 from extract.runners.local import maker
+from extract.runners.patience import USUAL_PATIENCE, Patience
 from extract.runners.session import Made, Session, failure, opened
 from extract.runners.summary import WorkerPart
 from extract.runners.todo import Stripe
@@ -53,7 +54,13 @@ class StripeSummary:
 
 
 def run_stripe(
-    spec: JobSpec, index: int, count: int, *, progress: Progress | None = None, workers: int = 1
+    spec: JobSpec,
+    index: int,
+    count: int,
+    *,
+    progress: Progress | None = None,
+    workers: int = 1,
+    patience: Patience = USUAL_PATIENCE,
 ) -> StripeSummary:
     """Make the shards k with k % count == index that are not committed.
 
@@ -63,6 +70,7 @@ def run_stripe(
         count: of all workers.
         progress: where to show how far it is.
         workers: processes that share this part.
+        patience: with them.
 
     Raises:
         NoSuchStripe: `index` is not below `count`.
@@ -79,7 +87,7 @@ def run_stripe(
         shards = todo.stripe.shards(plan.num_shards)
         before = [shard for shard in shards if shard in todo.done]
         session.progress.expect(_rows(session, shards), _rows(session, before))
-        made = Made() if todo.is_empty() else maker(workers)(session)
+        made = Made() if todo.is_empty() else maker(workers, patience)(session)
         if todo.failed:
             raise failure(session, made)
         return StripeSummary(

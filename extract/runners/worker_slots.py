@@ -22,6 +22,8 @@ class WorkerSlot:
         in_flight: shards that the living process has taken and not finished.
         ready: whether the living process has loaded its engine.
         alone: shards that the next process makes one at a time.
+        alive: when the living process last showed progress, or began to do something (monotonic seconds).
+        ended_because: why the living process was killed from here; `None`: it was not.
         deaths_before_ready: in a row.
     """
 
@@ -32,6 +34,8 @@ class WorkerSlot:
         self.ready = False
         self.alone: tuple[int, ...] = ()
         self.deaths_before_ready = 0
+        self.alive = 0.0
+        self.ended_because: str | None = None
         self.counts = Counts()
         self.committed_rows = 0
         self._process: subprocess.Popen[bytes] | None = None
@@ -58,6 +62,7 @@ class WorkerSlot:
             )
         self.connection = Connection(ours.detach())
         self.in_flight, self.ready, self.counts, self.committed_rows = set(), False, Counts(), 0
+        self.alive, self.ended_because = time.monotonic(), None
         self._num_starts += 1
         self.connection.send(assignment)
 
@@ -73,6 +78,21 @@ class WorkerSlot:
         """The engine is loaded."""
         self.ready, self.deaths_before_ready = True, 0
         self._device, self._since = device, time.perf_counter()
+        self.alive = time.monotonic()
+
+    def began(self, shard: int) -> None:
+        """It has taken a shard."""
+        if not self.in_flight:
+            self.alive = time.monotonic()
+        self.in_flight.add(shard)
+
+    def heard(self, counts: Counts) -> Counts:
+        """New counts; returns those before. Any change is a sign of life."""
+        before = self.counts
+        if counts != before:
+            self.alive = time.monotonic()
+        self.counts = counts
+        return before
 
     def made(self, rows: int) -> None:
         """It has committed a shard."""
@@ -93,6 +113,12 @@ class WorkerSlot:
             self._seconds += time.perf_counter() - self._since
         self._earlier = _sum(self._earlier, self.counts)
         return self._process.wait()
+
+    def end(self, reason: str) -> None:
+        """Kill the process, and let its pipe tell when it is gone: a read that hangs in the kernel dies later."""
+        if self.ended_because is None and self._process is not None:
+            self.ended_because = reason
+            self._process.kill()
 
     def kill(self) -> None:
         """At once."""

@@ -1,12 +1,13 @@
 """`extract run --workers N`: several processes on this machine, each with its own engine, and one that watches them.
 
 The watching one holds no shard, hands none out and computes nothing: workers claim shards as separate runs do. It
-shows their progress, starts a new worker in place of one that died, and finds out which shard is to blame: what was in
-flight is tried again alone, and fails when it has taken workers with it too often.
+shows their progress, ends a worker that hangs, starts a new one in place of one that died, and finds out which shard is
+to blame: what was in flight is tried again alone, and fails when it has taken workers with it too often.
 """
 
 import os
 import platform
+import time
 from multiprocessing.connection import Connection, wait
 
 from extract.commits import commit_path, committed_shards, read_commit
@@ -28,6 +29,7 @@ from extract.runners.messages import (
     Said,
     Stop,
 )
+from extract.runners.patience import Patience
 from extract.runners.session import Made, Session
 from extract.runners.summary import first_reasons
 from extract.runners.todo import MAX_ATTEMPTS
@@ -52,9 +54,9 @@ class WorkersDied(ShardsFailed):
     template = "{path}: shards are missing, for workers died: {details}. Run again to try them again."
 
 
-def make_with_workers(session: Session, *, num_workers: int) -> Made:
+def make_with_workers(session: Session, *, num_workers: int, patience: Patience) -> Made:
     """Make the shards that are missing, in worker processes."""
-    return _Watch(session, num_workers).make()
+    return _Watch(session, num_workers, patience).make()
 
 
 def threads_of_each(asked: int | None, contract: Contract, num_workers: int) -> int | None:
@@ -90,9 +92,9 @@ def cards_of_all(contract: Contract, num_workers: int) -> list[str | None]:
 class _Watch:
     """The state of one run with workers."""
 
-    def __init__(self, session: Session, num_workers: int) -> None:
+    def __init__(self, session: Session, num_workers: int, patience: Patience) -> None:
         contract = session.plan.engine
-        self._session, self._made = session, Made()
+        self._session, self._patience, self._made = session, patience, Made()
         self._threads = threads_of_each(session.plan.spec.run.threads, contract, num_workers)
         self._cards = cards_of_all(contract, num_workers)
         self._slots = [WorkerSlot(number) for number in range(num_workers)]
@@ -115,6 +117,7 @@ class _Watch:
                         self._hear(listened[connection])
                     if session.interrupts.stop.is_set():
                         self._tell_to_stop()
+                    self._end_what_hangs()
         finally:
             for slot in self._slots:
                 slot.kill()
@@ -150,7 +153,7 @@ class _Watch:
             case Ready(device):
                 slot.is_ready(device)
             case Began(shard):
-                slot.in_flight.add(shard)
+                slot.began(shard)
             case Committed(commit, won):
                 slot.in_flight.discard(commit.shard)
                 self._suspects.discard(commit.shard)
@@ -164,8 +167,7 @@ class _Watch:
                 self._suspects.discard(shard)
                 self._share_what_is_left_out()
             case Counted(counts):
-                session.progress.add(counts, slot.counts)
-                slot.counts = counts
+                session.progress.add(counts, slot.heard(counts))
             case Said(text):
                 session.progress.say(text)
             case Refused(error):
@@ -177,11 +179,11 @@ class _Watch:
 
     def _gone(self, slot: WorkerSlot) -> None:
         """The pipe has ended: all is done, or the worker died."""
-        in_flight, ready = sorted(slot.in_flight), slot.ready
+        in_flight, ready, ended_because = sorted(slot.in_flight), slot.ready, slot.ended_because
         code = slot.ended()
         if code == 0 or self._told_to_stop:
             return
-        died = f"{DIED} {slot.number} died ({_cause(code)})"
+        died = f"{DIED} {slot.number} " + (f"was ended: {ended_because}" if ended_because else f"died ({_cause(code)})")
         session = self._session
         session.progress.add(_only_rows(slot.committed_rows), _only_rows(slot.counts.rows))  # the rest is done again
         lost = [shard for shard in in_flight if not self._committed(slot, shard)]
@@ -203,6 +205,16 @@ class _Watch:
         if session.todo.is_empty():
             return
         self._start(slot)
+
+    def _end_what_hangs(self) -> None:
+        now = time.monotonic()
+        for slot in self._slots:
+            if slot.connection is not None:
+                reason = self._patience.lost_with(
+                    loading=not slot.ready, has_work=bool(slot.in_flight), silent_s=now - slot.alive
+                )
+                if reason is not None:
+                    slot.end(reason)
 
     def _committed(self, slot: WorkerSlot, shard: int) -> bool:
         """Whether a shard in flight was committed before its worker could say so."""

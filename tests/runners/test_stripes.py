@@ -109,9 +109,14 @@ def test_a_worker_whose_part_is_done_loads_no_engine(tiny_engine, rows, out, mon
             ["--worker-index", 4],
             "--worker-index and --worker-count go together. See extract run --help",
         ),
+        (["--stall-timeout", 5], "--stall-timeout goes with --workers 2 or more, or --on ray. See extract run --help"),
+        (
+            ["--workers", 2, "--boot-timeout", 0],
+            "--boot-timeout is more than 0 seconds. See extract run --help",
+        ),
     ],
 )
-def test_what_is_no_stripe_is_refused(options, message, tiny_engine, rows, out):
+def test_options_that_mean_nothing_are_refused(options, message, tiny_engine, rows, out):
     ended = warm_command.call(*crash_rig.arguments(tiny_engine, rows, out, *options))
     assert (ended.code, ended.err) == (2, f"extract: {message}\n")
     assert not out.exists()

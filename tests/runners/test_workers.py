@@ -1,6 +1,7 @@
 """`extract run --workers`: the bytes of one process, whoever dies; one progress, one end, one word on Ctrl-C."""
 
 import random
+import re
 import signal
 import time
 
@@ -12,6 +13,7 @@ import warm_command
 from runner_rig import check_finished, with_faults, workers_of
 
 from extract.engine.contract import read_contract
+from extract.runners.patience import Patience
 from extract.runners.workers import MAX_DEATHS, TooManyWorkers, cards_of_all, threads_of_each
 
 
@@ -99,6 +101,30 @@ def test_a_shard_that_kills_its_workers_fails_alone_and_the_rest_is_made(command
     assert not (out / "manifest.json").exists()
     assert warm_command.call(*command).summary["num_shards_made"] == 1
     check_finished(out, unbroken)
+
+
+def test_a_worker_that_hangs_is_ended_and_its_shards_made_again(command, out, unbroken, tmp_path):
+    faults = with_faults(hangs=[5], once=str(tmp_path / "once"))
+    talking = [one for one in command if one != "--quiet"]
+    ended = warm_command.call(*talking, "--stall-timeout", 3, prepare=faults)
+    assert ended.code == 0, ended.err
+    assert re.search(r"^worker \d was ended: no progress for 3 s; in flight: .*\b5\b", ended.err, re.MULTILINE)
+    check_finished(out, unbroken)
+
+
+@pytest.mark.parametrize(
+    ("loading", "has_work", "silent_s", "reason"),
+    [
+        (True, False, 10.1, "its engine was not loaded after 10 s"),
+        (True, False, 9.9, None),
+        (False, True, 3.1, "no progress for 3 s"),
+        (False, True, 2.9, None),
+        (False, False, 1e9, None),
+    ],
+)
+def test_who_has_nothing_to_do_may_be_silent(loading, has_work, silent_s, reason):
+    patience = Patience(boot_timeout_s=10, stall_timeout_s=3)
+    assert patience.lost_with(loading=loading, has_work=has_work, silent_s=silent_s) == reason
 
 
 def test_a_shard_that_raises_is_tried_twice_by_all_workers_together(command, out):
