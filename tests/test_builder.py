@@ -157,15 +157,20 @@ def test_a_recipe_for_our_own_decoder_is_refused_for_a_family_it_does_not_know(g
         with pytest.raises(NoOwnDecoder) as error:
             build(gpt2_checkpoint, tmp_path / "engine", recipe)
         assert str(error.value) == (
-            "recipe: it asks for our own decoder (or for int8, which only that has), but gpt2: the packed CPU decoder "
-            'does not know model_type = "gpt2"; transformers\' own model runs it. Leave out --decoder own, or choose '
-            "--dtype float32 or bfloat16."
+            "recipe: it asks for our own decoder (or for int8 or fp8, which only that has), but gpt2: our packed "
+            'decoder does not know model_type = "gpt2"; transformers\' own model runs it. Leave out --decoder own, or '
+            "choose --dtype float32 or bfloat16."
         )
     assert nothing_left(tmp_path)
 
 
 @pytest.mark.parametrize(
-    "contradiction", [{"decoder": "transformers", "dtype": "int8"}, {"decoder": "own", "layout": "dense"}]
+    "contradiction",
+    [
+        {"decoder": "transformers", "dtype": "int8"},
+        {"decoder": "transformers", "dtype": "fp8"},
+        {"decoder": "own", "layout": "dense"},
+    ],
 )
 def test_a_recipe_that_contradicts_itself_is_refused_before_anything_loads(contradiction):
     with pytest.raises(BadValue):
@@ -422,7 +427,11 @@ def test_a_recipe_is_read_from_toml(tmp_path):
             '{path}: dtype is "fp4", expected one of "auto", "float32", "bfloat16", "float16", "int8", "fp8".',
         ),
         ('runtime = "trt"', BadValue, '{path}: runtime is "trt", expected one of "torch", "tensorrt-llm".'),
-        ('dtype = "fp8"', BadValue, '{path}: dtype is "fp8", expected any but fp8, or runtime "tensorrt-llm".'),
+        (
+            'device = "cpu"\ndtype = "fp8"',
+            BadValue,
+            '{path}: dtype is "fp8", expected any but fp8 with device "cpu".',
+        ),
         ('mlp = "separate"', BadValue, '{path}: mlp is "separate", expected left out, or runtime "tensorrt-llm".'),
         (
             'runtime = "tensorrt-llm"\nthreads = 2',

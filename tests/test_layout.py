@@ -30,6 +30,7 @@ assets, packing, sample, selection, spec, whole_directory
 claims, commits, patching, report, shards, sources
 engine.contract, engine.recipe, engine.torch_packed_pass, engine.torch_pooling
 cpu, tensorrt
+cuda
 text
 engine
 job
@@ -50,7 +51,8 @@ A package stands for all of its modules but those that a line of their own names
 
 HEAVY = {
     "torch": r"engine\.torch_\w+|engine\.(decoder|device|gguf_import|plain|proven)|shards\.views|cpu\.portable\w*"
-    r"|exporting\.\w+|tensorrt\.(card|cuda_card|engine_inputs|executor_runtime|session_runtime)",
+    r"|exporting\.\w+|tensorrt\.(card|cuda_card|engine_inputs|executor_runtime|session_runtime)"
+    r"|cuda\.\w+",
     "numba": r"cpu\.portable\w*",
     "llvmlite": r"cpu\.portable\w*",
     "matplotlib": r"tuning\.plot",
@@ -71,7 +73,8 @@ HEAVY = {
 """Which modules may import a package at all."""
 
 AT_MODULE_LEVEL = {
-    "torch": r"engine\.torch_\w+|cpu\.portable\w*|tensorrt\.(cuda_card|executor_runtime|session_runtime)",
+    "torch": r"engine\.torch_\w+|cpu\.portable\w*|cuda\.\w+"
+    r"|tensorrt\.(cuda_card|executor_runtime|session_runtime)",
     "numba": r"cpu\.portable\w*",
     "llvmlite": r"cpu\.portable\w*",
     "matplotlib": r"(?!)",

@@ -375,7 +375,7 @@ def test_an_architecture_names_every_choice_of_a_rich_model() -> None:
 
 
 def refused(family: str, option: str, value: str) -> str:
-    return f"{family}: the packed CPU decoder does not know {option} = {value}; transformers' own model runs it."
+    return f"{family}: our packed decoder does not know {option} = {value}; transformers' own model runs it."
 
 
 REFUSED: list[tuple[str, dict[str, Any], str, str]] = [

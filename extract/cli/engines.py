@@ -91,7 +91,7 @@ from extract.report import build_plan_text, contract_text, emit, families_text, 
 @click.option(
     "--decoder",
     type=click.Choice(choices_of(Recipe, "decoder")),
-    help="Whose code runs it: our own packed CPU decoder (auto: where it is proven), or transformers'.  "
+    help="Whose code runs it: our own packed decoder (auto: where it is proven), or transformers'.  "
     "[default: the recipe's, auto]",
 )
 @click.option(

@@ -88,9 +88,8 @@ def open_cuda_runtime(
     where, fused = torch.device("cpu"), False
     if card is None:
         chosen = choose_card(visible_cards(), contract.device, directory)
-        where, fused = torch.device("cuda", chosen.index), can_fuse()
-        card = take_card(chosen)
         check_room(chosen, free_memory(chosen), contract.limits.memory_bytes or 0, directory, SMALLER)
+        where, fused, card = torch.device("cuda", chosen.index), can_fuse(), take_card(chosen)
     backend = choose_backend(architecture, COMPUTED[precision], where.type, contract.device.compute_capability)
     if backend.described != contract.runtime.attention:
         raise EngineDoesNotFit(

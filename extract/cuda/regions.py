@@ -165,4 +165,4 @@ def fuse(modules: Iterable[nn.Module], backend: str = "inductor") -> None:
     for module in modules:
         if isinstance(module, Region):
             compiled = torch.compile(module.forward, backend=backend, fullgraph=True, dynamic=True)
-            module.forward = compiled  # type: ignore[method-assign]
+            module.forward = compiled

@@ -56,7 +56,8 @@ class Transfers:
     def __init__(self, card: Card, num_slots: int = NUM_SLOTS) -> None:
         self._card = card
         self._up, self._compute, self._down = card.stream(), card.stream(), card.stream()
-        self._idle = deque(Slot(*(self._memory(0) for _ in range(3))) for _ in range(num_slots))
+        ids, nothing = torch.empty(0, dtype=torch.int32), torch.empty(0, dtype=torch.uint8)  # grow with the first pass
+        self._idle = deque(Slot(staged=ids, uploaded=ids, arrived=nothing) for _ in range(num_slots))
         self._in_flight: deque[Slot] = deque()
         self._number = 0
 
@@ -123,7 +124,7 @@ class Transfers:
     def _download(self, slot: Slot, states: tuple[torch.Tensor, ...], targets: tuple[States, ...]) -> None:
         size = sum(target.nbytes for target in targets)
         if len(slot.arrived) < size:
-            slot.arrived = self._memory(size)
+            slot.arrived = self._card.pinned((size,), torch.uint8)
         slot.states, slot.targets = states, targets
         self._down.wait(self._compute.record())
         place = 0
@@ -132,6 +133,3 @@ class Transfers:
             self._down.copy(part, one)
             place += target.nbytes
         slot.downloaded = self._down.record()
-
-    def _memory(self, size: int) -> torch.Tensor:
-        return self._card.pinned((size,), torch.uint8)

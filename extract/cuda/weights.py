@@ -7,7 +7,7 @@ than one layer is on the device twice.
 """
 
 import warnings
-from typing import Literal, cast
+from typing import Literal
 
 import numpy as np
 import torch
@@ -144,4 +144,4 @@ class _Assembly:
             found = torch.from_numpy(values)
         if values.dtype == np.uint16:
             found = found.view(torch.bfloat16)
-        return cast("torch.Tensor", found.to(self.device, copy=True))
+        return found.to(self.device, copy=True)

@@ -26,7 +26,7 @@ from extract.engine.contract import (
     describe_file,
     write_contract,
 )
-from extract.engine.device import computes_in, this_device
+from extract.engine.device import FP8_CAPABILITY, computes_in, this_device
 from extract.engine.plain import read_plain
 from extract.engine.recipe import Recipe
 from extract.errors import SpecError
@@ -52,14 +52,14 @@ class NoOwnDecoder(SpecError):
     """The recipe needs our own decoder, which cannot run this checkpoint."""
 
     template = (
-        "{where}: it asks for our own decoder (or for int8, which only that has), but {reason}. "
+        "{where}: it asks for our own decoder (or for int8 or fp8, which only that has), but {reason}. "
         "Leave out --decoder own, or choose --dtype float32 or bfloat16."
     )
 
 
 def build(
     checkpoint: str | Path,
-    output: Path,
+    output: str | Path,
     recipe: Recipe | None = None,
     *,
     revision: str | None = None,
@@ -84,7 +84,7 @@ def build(
         CheckpointRefused: the checkpoint is incomplete, quantised in a way torch does not run, not causal, ...
         EngineRefused: this machine cannot build what the recipe asks for.
     """
-    recipe = recipe or Recipe()
+    recipe, output = recipe or Recipe(), Path(output)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise OutputExists(path=output)
     into: Callable[[Path], Contract]
@@ -126,14 +126,12 @@ def _build_torch(
     dtype = resolve_dtype(recipe, device, opened.dtype)
     tokenizer = load_tokenizer(opened)
     identity = export_tokenizer(tokenizer, draft) if tokenizer is not None else TokenizerIdentity(kind="none")
-    plain = read_plain(
-        draft, opened, recipe, dtype, device.type, tokenizer, allow_no_final_norm=allow_no_final_norm, say=say
-    )
+    plain = read_plain(draft, opened, recipe, dtype, tokenizer, allow_no_final_norm=allow_no_final_norm, say=say)
     proven = prove_own(draft, plain, recipe, dtype, device, say) if plain.facts is not None else None
     if proven is None or proven.refused is not None:
         reasons = [plain.not_own if proven is None else proven.refused]
-        if recipe.decoder == "own" or dtype == "int8":
-            reason = reasons[0] or "that runs on a CPU only, packed, and not in float16"
+        if recipe.decoder == "own" or dtype in ("int8", "fp8"):
+            reason = reasons[0] or "that runs packed only, and not in float16"
             raise NoOwnDecoder(where="recipe", reason=reason.rstrip("."))
         (draft / ARCHITECTURE_FILE).unlink(missing_ok=True)
         proven = prove_transformers(
@@ -191,6 +189,11 @@ def resolve_dtype(recipe: Recipe, device: Any, own: str) -> str:
         expected = f"which this {device.type} has no fast arithmetic for; use float32"
         if device.type == "cpu" and recipe.dtype == "float16":
             expected = "which is ten times slower than float32 on a CPU; use float32 or bfloat16"
+        if recipe.dtype == "fp8":
+            here = "a CPU" if device.type == "cpu" else f"one of {device.compute_capability}"
+            expected = (
+                f"which needs a card of compute capability {FP8_CAPABILITY} or higher, and this is {here}; use bfloat16"
+            )
         raise RecipeDoesNotFit(where="recipe", key="dtype", found=recipe.dtype, expected=expected)
     return recipe.dtype
 

@@ -14,6 +14,8 @@ from extract.engine.contract import Contract, Device, EngineDoesNotFit
 CPU_LEVELS = ("baseline", "avx2", "avx512", "avx512_bf16")
 """Instruction sets by what they add; a CPU has all before its own."""
 
+FP8_CAPABILITY = 8.9
+"""Compute capability of the first cards that multiply FP8 numbers."""
 
 BUILD_FOR_CPU = "Build for the CPU: --device cpu"
 
@@ -73,6 +75,8 @@ def computes_in(device: Device, dtype: str) -> bool:
         return True
     if dtype == "int8":
         return device.type == "cpu"
+    if dtype == "fp8":
+        return device.type == "cuda" and float(device.compute_capability or 0) >= FP8_CAPABILITY
     if device.type == "cuda":
         return dtype == "float16" or float(device.compute_capability or 0) >= 8.0
     return dtype == "bfloat16" and device.instruction_set in ("avx512_bf16", "aarch64", "arm64")

@@ -1,4 +1,4 @@
-"""A loaded transformers base model -> the `Architecture` that our packed CPU decoder runs, or the reason why not.
+"""A loaded transformers base model -> the `Architecture` that our packed decoder runs, or the reason why not.
 
 Decides by reading, never by trying: every config key must be known to be understood or to be without effect, every
 module must be of the family's own code, every tensor must be accounted for by name and shape. Whatever is left over is
@@ -32,7 +32,7 @@ from extract.errors import EngineRefused
 class NoOwnArchitecture(EngineRefused):
     """A model cannot be said in the words of `Architecture`."""
 
-    template = "{family}: the packed CPU decoder does not know {option} = {value}; transformers' own model runs it."
+    template = "{family}: our packed decoder does not know {option} = {value}; transformers' own model runs it."
 
 
 def architecture_of(model: Any, max_input_tokens: int) -> Architecture:

@@ -1,6 +1,6 @@
 """What transformers' code of each family computes, and which keys of its config say so: tables, read by hand.
 
-The families that our packed CPU decoder can be: those whose modeling files differ from llama's only in what
+The families that our packed decoder can be: those whose modeling files differ from llama's only in what
 `Architecture` has a word for. Everything here was read from transformers' sources; a key that is in no table makes
 `extract.engine.own_architecture` refuse, because a key that nobody has read may change the states.
 """

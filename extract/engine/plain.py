@@ -59,7 +59,6 @@ def read_plain(
     opened: "Checkpoint",
     recipe: Recipe,
     dtype: str,
-    device: str,
     tokenizer: Any,
     *,
     allow_no_final_norm: bool,
@@ -74,7 +73,7 @@ def read_plain(
     from extract.engine.torch_runtime import PlainModel
 
     stored = dtype
-    if dtype == "int8":  # rounded whenever the engine is loaded, so that the plain model stays in the engine
+    if dtype in ("int8", "fp8"):  # rounded whenever the engine is loaded, so that the plain model stays in the engine
         stored = opened.dtype if opened.dtype in STORED_TYPES else "float32"
     in_float32 = opened.decoder_bytes * (1 if opened.dtype == "float32" else 2)
     reference = "float32" if in_float32 < 0.6 * available_memory() else stored
@@ -92,7 +91,7 @@ def read_plain(
     facts, not_own = None, None
     if draft is not None:
         _save(model, stored, draft)
-        facts, not_own = _facts(model, recipe, dtype, device, limit)
+        facts, not_own = _facts(model, recipe, dtype, limit)
     return PlainStates(
         dtype=reference,
         stored=stored,
@@ -117,8 +116,8 @@ DOUBLE_MEMORY = 0.7
 """Part of the free memory that the plain model may take in float64."""
 
 
-def _facts(model: Any, recipe: Recipe, dtype: str, device: str, limit: int) -> "tuple[PlainFacts | None, str | None]":
-    if device != "cpu" or recipe.decoder == "transformers" or recipe.layout == "dense" or dtype == "float16":
+def _facts(model: Any, recipe: Recipe, dtype: str, limit: int) -> "tuple[PlainFacts | None, str | None]":
+    if recipe.decoder == "transformers" or recipe.layout == "dense" or dtype == "float16":
         return None, None
     from extract.engine.own_architecture import NoOwnArchitecture, architecture_of
     from extract.engine.torch_own_trial import plain_facts
@@ -127,6 +126,12 @@ def _facts(model: Any, recipe: Recipe, dtype: str, device: str, limit: int) -> "
         architecture = architecture_of(model, limit)
     except NoOwnArchitecture as error:
         return None, str(error)
+    if dtype == "fp8":
+        from extract.cuda.fp8 import unfit
+
+        problem = unfit(architecture)
+        if problem is not None:
+            return None, problem
     in_float64 = 8 * sum(parameter.numel() for parameter in model.parameters())
     if in_float64 < DOUBLE_MEMORY * available_memory():
         model.double()  # nothing else is asked of it any more

@@ -5,10 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from extract.cpu.architecture import write_architecture
-from extract.cpu.runtime import MICRO_BATCH
 from extract.engine.contract import (
     CheckpointIdentity,
     Contract,
@@ -26,6 +25,9 @@ from extract.engine.contract import (
 )
 from extract.engine.plain import PlainStates
 from extract.engine.recipe import Recipe
+
+if TYPE_CHECKING:
+    from extract.engine.torch_own_trial import PlainFacts
 
 MAX_TOKENS = {"own": 16_384, "cpu": 4096, "cuda": 131_072}
 """Token budget of a pass where the recipe names none: of our own decoder, of transformers' on each device."""
@@ -56,33 +58,71 @@ class Proven:
 def prove_own(
     draft: Path, plain: PlainStates, recipe: Recipe, dtype: str, device: Device, say: Callable[[str], None]
 ) -> Proven:
-    """Try our own decoder on the weights that the build wrote."""
-    from extract.cpu.implementations import COMPILING, compiles_first
-    from extract.cpu.runtime import open_cpu_runtime
+    """Try our own decoder for this kind of device on the weights that the build wrote.
+
+    Raises:
+        EngineDoesNotFit: the card is too small for it, or too little of its memory is free.
+    """
     from extract.engine.torch_own_trial import try_own
 
     assert plain.facts is not None
-    if compiles_first():
-        say(COMPILING)
+    if device.type == "cpu":
+        from extract.cpu.implementations import COMPILING, compiles_first
+
+        if compiles_first():
+            say(COMPILING)
     say(f"proving our own packed decoder in {dtype}: rows must not touch each other, and must equal the plain model")
     write_architecture(draft, plain.facts.architecture)
-    norm = plain.facts.final_norm
-    found = Proven(
-        runtime=_identity("packed", "packed", decoder="own", recipe=recipe),
-        device=device if dtype == "bfloat16" else _any_cpu(device),
-        precision=Precision(weights=plain.stored, activations=dtype, output="float32"),
-        limits=_limits(recipe, "own", plain.max_positions),
-        output=StateOutput(module=norm.described, width=norm.width, dtype="float32", head_input=plain.facts.head_input),
-        proof=Proof(neighbour=0.0, moved=0.0, plain=0.0),
-        bound=plain.facts.noise_bound,
-        open=lambda contract: open_cpu_runtime(draft, contract),
-    )
+    found = (_own_on_card if device.type == "cuda" else _own_on_cpu)(draft, plain, plain.facts, recipe, dtype, device)
     runtime = found.open(_unfinished(found, plain))
     try:
         proof, bound, refused = try_own(runtime, plain.facts)
     finally:
         runtime.close()
     return dataclasses.replace(found, proof=proof, bound=bound, refused=refused)
+
+
+def _own_on_cpu(
+    draft: Path, plain: PlainStates, facts: "PlainFacts", recipe: Recipe, dtype: str, device: Device
+) -> Proven:
+    from extract.cpu.runtime import MICRO_BATCH, open_cpu_runtime
+
+    return Proven(
+        runtime=dataclasses.replace(
+            _identity("packed", "packed", decoder="own", recipe=recipe), micro_batch=recipe.micro_batch or MICRO_BATCH
+        ),
+        device=device if dtype == "bfloat16" else _any_cpu(device),
+        precision=Precision(weights=plain.stored, activations=dtype, output="float32"),
+        limits=_limits(recipe, "own", plain.max_positions),
+        output=_output(facts, "float32"),
+        proof=Proof(neighbour=0.0, moved=0.0, plain=0.0),
+        bound=facts.noise_bound,
+        open=lambda contract: open_cpu_runtime(draft, contract),
+    )
+
+
+def _own_on_card(
+    draft: Path, plain: PlainStates, facts: "PlainFacts", recipe: Recipe, dtype: str, device: Device
+) -> Proven:
+    from extract.cuda.opening import open_cuda_runtime, terms_on_card
+
+    limits = _limits(recipe, device.type, plain.max_positions)
+    terms = terms_on_card(facts.architecture, dtype, limits, path="recipe")
+    return Proven(
+        runtime=_identity("packed", terms.attention, decoder="own", recipe=recipe),
+        device=terms.device,
+        precision=Precision(weights=plain.stored, activations=dtype, output=terms.output),
+        limits=terms.limits,
+        output=_output(facts, terms.output),
+        proof=Proof(neighbour=0.0, moved=0.0, plain=0.0),
+        bound=facts.noise_bound,
+        open=lambda contract: open_cuda_runtime(draft, contract),
+    )
+
+
+def _output(facts: "PlainFacts", dtype: str) -> StateOutput:
+    norm = facts.final_norm
+    return StateOutput(module=norm.described, width=norm.width, dtype=dtype, head_input=facts.head_input)
 
 
 def prove_transformers(
@@ -144,7 +184,6 @@ def _identity(layout: Any, attention: str, *, decoder: Any, recipe: Recipe) -> R
         layout=layout,
         attention=attention,
         decoder=decoder,
-        micro_batch=(recipe.micro_batch or MICRO_BATCH) if decoder == "own" else None,
         threads=recipe.threads,
     )
 

@@ -21,10 +21,11 @@ class Recipe:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: DType = "auto"
     """"auto" is the checkpoint's own type where the device computes in it, else float32. int8 (own decoder, CPU) rounds
-    weights and inputs of every linear to 8 bits after a Hadamard rotation. fp8 (tensorrt-llm) is not a rounding that a
-    build makes: it takes a checkpoint that `extract quantize` wrote."""
+    weights and inputs of every linear to 8 bits after a Hadamard rotation, fp8 (own decoder, cards from compute
+    capability 8.9 on) to E4M3, each row and each output channel by its own scale. With tensorrt-llm fp8 is not a
+    rounding that a build makes: it takes a checkpoint that `extract quantize` wrote."""
     decoder: Literal["auto", "own", "transformers"] = "auto"
-    """own: our packed decoder, on a CPU, for the families it knows; auto takes it where it is proven."""
+    """own: our packed decoder, for the families it knows; auto takes it where it is proven."""
     max_input_tokens: int = 128
     max_sequences: int = MAX_SEQUENCES
     max_tokens: int | None = None
@@ -57,8 +58,8 @@ class Recipe:
             raise ValueError("max_input_tokens: a whole number, 1 or more")
         if not 1 <= self.max_sequences <= MAX_SEQUENCES:
             raise ValueError(f"max_sequences: 1 to {MAX_SEQUENCES}")
-        if self.decoder == "transformers" and self.dtype == "int8":
-            raise ValueError('decoder: "auto" or "own" with dtype int8, which only our own decoder has')
+        if self.decoder == "transformers" and self.dtype in ("int8", "fp8"):
+            raise ValueError(f'decoder: "auto" or "own" with dtype {self.dtype}, which only our own decoder has')
         if self.decoder == "own" and self.layout == "dense":
             raise ValueError('layout: "auto" or "packed" with our own decoder')
         if self.runtime == "torch":
@@ -78,8 +79,8 @@ class Recipe:
         for key in VENDOR_KEYS:
             if getattr(self, key) != _default(key):
                 raise ValueError(f'{key}: left out, or runtime "tensorrt-llm"')
-        if self.dtype == "fp8":
-            raise ValueError('dtype: any but fp8, or runtime "tensorrt-llm"')
+        if self.dtype == "fp8" and self.device == "cpu":
+            raise ValueError('dtype: any but fp8 with device "cpu"')
 
     def _refuse_torch_keys(self) -> None:
         if self.device == "cpu":

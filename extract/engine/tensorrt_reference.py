@@ -76,7 +76,7 @@ def from_checkpoint(
         raise NotAReference(path=source, problem="a GGUF file, which tensorrt-llm does not read")
     tokenizer = load_tokenizer(opened)
     identity = export_tokenizer(tokenizer, draft) if tokenizer is not None else TokenizerIdentity(kind="none")
-    plain = read_plain(None, opened, recipe, "float32", "cpu", tokenizer, allow_no_final_norm=False, say=say)
+    plain = read_plain(None, opened, recipe, "float32", tokenizer, allow_no_final_norm=False, say=say)
     return Reference(
         plain=plain,
         tokenizer=identity,

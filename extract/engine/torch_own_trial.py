@@ -21,10 +21,11 @@ from extract.engine.torch_packed_pass import Boundaries
 from extract.engine.torch_proof import MOST_NOISE, NOISE_MARGIN, PROBE_LENGTHS
 from extract.engine.torch_trial import Draw, Rows, plain_rows, try_layout
 from extract.records import TokenBatch
+from extract.shards.values import as_float32
 
 SEED = 0
 
-ROUNDED_BOUNDS = {"bfloat16": 0.3, "int8": 0.5}
+ROUNDED_BOUNDS = {"bfloat16": 0.3, "int8": 0.5, "fp8": 0.5}
 """Relative error of random rows beyond which a precision is broken, not rounded; the build measures the rest."""
 
 
@@ -103,4 +104,4 @@ class _Decoder:
         ids = input_ids.numpy().astype(np.int32)
         members = np.arange(len(bounds) - 1, dtype=np.int64)
         batch = TokenBatch(input_ids=ids, cu_seqlens=bounds, members=members)
-        return torch.from_numpy(self._runtime.hidden_states(batch, "tokens"))
+        return torch.from_numpy(as_float32(self._runtime.hidden_states(batch, "tokens")))

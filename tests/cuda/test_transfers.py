@@ -111,7 +111,7 @@ def test_slots_are_used_again_and_grow_only_for_larger_passes(monkeypatch: pytes
     ring, one = Transfers(card), passes(1)[0]
     for _ in range(4 * NUM_SLOTS):
         ring.start(one, work, targets(one))
-    assert len(sizes) == 5 * NUM_SLOTS  # empty at first, then ids and states of each slot
+    assert len(sizes) == 2 * NUM_SLOTS  # ids and states of each slot
 
 
 def test_a_pass_that_fails_leaves_the_others_and_the_ring_as_they_were() -> None:

@@ -102,7 +102,7 @@ FACTS: dict[str, dict[str, Any]] = {
     "engine.build_plan.WhichCard": {"checkpoint": "checkpoint"},
     "engine.builder.NoOwnDecoder": {
         "where": "options",
-        "reason": "bloom: the packed CPU decoder does not know alibi = true; transformers' own model runs it",
+        "reason": "bloom: our packed decoder does not know alibi = true; transformers' own model runs it",
     },
     "engine.builder.RecipeDoesNotFit": {
         "where": "recipe.toml",
