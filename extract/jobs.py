@@ -118,7 +118,7 @@ def plan(spec: JobSpec) -> PlannedJob:
         "runtime": contract.runtime.name,
         "layout": contract.runtime.layout,
         "device": contract.device.type,
-        "precision": contract.precision.activations,
+        "precision": contract.precision.described,
         "width": contract.output.width,
         "limits": asdict(contract.limits),
         "tokens_per_s": contract.measured.tokens_per_s,

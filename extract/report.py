@@ -302,7 +302,7 @@ def contract_text(contract: "Contract", path: Path, kernels: str | None = None) 
         f"stored in {checkpoint.dtype}",
         f"runs on    {contract.device.type} ({contract.device.name}"
         f"{', ' + contract.device.instruction_set if contract.device.instruction_set else ''}), "
-        f"{contract.precision.activations}, {contract.runtime.name} {contract.runtime.version}, "
+        f"{contract.precision.described}, {contract.runtime.name} {contract.runtime.version}, "
         f"{contract.runtime.layout} layout",
         *([] if kernels is None else [f"kernels    {kernels}"]),
         f"limits     {limits.max_input_tokens:,} tokens a row, {limits.max_sequences:,} sequences and "

@@ -40,7 +40,8 @@ OPTIONS = {
         --seconds --threads -o
     """,
     "fidelity": """
-        --allow-pickle --column --data --input --json --max-kl --quiet --reference --revision --rows --threads --write
+        --allow-pickle --column --data --input --json --kl-budget --max-kl --output --quiet --rank-layers --reference
+        --revision --rows --threads --write -o
     """,
     "inspect": "--json --row",
     "plan": f"{JOB} --json",

@@ -26,12 +26,12 @@ canonical, problems, progress, records, settings
 storage
 store
 storage.local_copies
-assets, packing, sample, selection, spec, whole_directory
+assets, cpu.linear_names, packing, sample, selection, spec, whole_directory
 claims, commits, patching, report, shards, sources
 engine.contract, engine.recipe, engine.torch_packed_pass, engine.torch_pooling
 cpu, tensorrt
 cuda
-text
+text, tuning.recipe_file
 engine
 job
 record_sums

@@ -221,7 +221,7 @@ def test_differences_are_those_that_a_build_measures(found, tied, tmp_path):
 
 
 def test_the_recipe_builds_an_engine_that_runs_as_the_chosen_point_did(found, tied, tmp_path):
-    write_recipe(tmp_path / "tuned.toml", found, tuning_text(found))
+    write_recipe(tmp_path / "tuned.toml", found.recipe, tuning_text(found))
     recipe = load_recipe(tmp_path / "tuned.toml")
     assert recipe == found.recipe
     contract = build(tied, tmp_path / "engine", recipe)
@@ -415,7 +415,7 @@ def test_what_a_sweep_wrote_may_be_replaced_and_nothing_else(name, tmp_path):
     path = tmp_path / name
     check_replaceable(path, "-o")
     if name == "tuned.toml":
-        write_recipe(path, DRAWN, "a table")
+        write_recipe(path, DRAWN.recipe, "a table")
     else:
         draw(DRAWN, path)
     check_replaceable(path, "-o")
@@ -428,7 +428,7 @@ def test_what_a_sweep_wrote_may_be_replaced_and_nothing_else(name, tmp_path):
 
 
 def test_a_recipe_keeps_any_description_and_the_table_as_a_comment(tmp_path):
-    write_recipe(tmp_path / "new" / "tuned.toml", DRAWN, "a table\n\n* of rows")
+    write_recipe(tmp_path / "new" / "tuned.toml", DRAWN.recipe, "a table\n\n* of rows")
     assert load_recipe(tmp_path / "new" / "tuned.toml") == DRAWN.recipe
     assert (tmp_path / "new" / "tuned.toml").read_text().endswith("\n\n# a table\n#\n# * of rows\n")
 

@@ -46,6 +46,25 @@ DEFAULTS = SourceSpec(path="any")
     help="Fail with exit code 7 when the mean KL divergence is above this.  [default: none]",
 )
 @click.option(
+    "--rank-layers",
+    is_flag=True,
+    help="Instead, measure what int8 does to each layer and each of its linears.",
+)
+@click.option(
+    "--kl-budget",
+    metavar="NATS",
+    type=click.FloatRange(min=0, min_open=True),
+    help="With --rank-layers: search linears to keep in bfloat16 for a mean KL of at most this; exit code 7 where none "
+    "will do.  [default: none]",
+)
+@click.option(
+    "-o",
+    "--output",
+    metavar="RECIPE",
+    type=click.Path(path_type=Path),
+    help="With --kl-budget: the recipe that builds the engine that was found.  [default: none]",
+)
+@click.option(
     "--threads",
     metavar="THREADS",
     type=click.IntRange(min=1),
@@ -66,6 +85,9 @@ def fidelity_command(
     rows: int,
     write: bool,
     max_kl: float | None,
+    rank_layers: bool,
+    kl_budget: float | None,
+    output: Path | None,
     threads: int | None,
     revision: str | None,
     allow_pickle: bool,
@@ -79,17 +101,51 @@ def fidelity_command(
     divergence and how often the most likely token is the same, by position and row length, with intervals from
     resampling rows. Use it before a job with a quantised engine, and with --max-kl as a gate.
 
+    With --rank-layers it measures what int8 does to each layer and linear of an engine of our own decoder, and with
+    --kl-budget it finds a few to keep in bfloat16 so that the divergence stays within it.
+
     \b
     Example:
         extract fidelity engine --reference HuggingFaceTB/SmolLM2-135M --max-kl 0.01
         extract fidelity engine --reference model.gguf --data texts.parquet --column body --rows 1000
+        extract fidelity engine --reference model.gguf --rank-layers --kl-budget 0.003 -o mixed.toml
     """
+    from extract.fidelity_check.budget import check_budget
+    from extract.fidelity_check.layer_ranking import rank_layers as ranked
     from extract.fidelity_check.measure import check, fidelity
+    from extract.fidelity_check.ranking_table import ranking_text
     from extract.fidelity_check.table import fidelity_text
 
     if not data and (column is not None or kind is not None):
         raise click.UsageError("--column and --input say what of --data is read; give --data too.")
+    if not rank_layers and (kl_budget is not None or output is not None):
+        raise click.UsageError("--kl-budget and --output belong to --rank-layers; give it too.")
+    if rank_layers and (max_kl is not None or write):
+        raise click.UsageError("--max-kl and --write hold a whole engine; leave them out with --rank-layers.")
+    if output is not None and kl_budget is None:
+        raise click.UsageError("--output writes the recipe for a --kl-budget; give it too.")
     source = SourceSpec(path=data, column=column or DEFAULTS.column, input=kind or DEFAULTS.input) if data else None
+
+    def say(message: str) -> None:
+        if not quiet:
+            click.echo(message, err=True)
+
+    if rank_layers:
+        ranking = ranked(
+            engine,
+            reference,
+            source=source,
+            rows=rows,
+            kl_budget=kl_budget,
+            recipe=output,
+            threads=threads,
+            revision=revision,
+            allow_pickle=allow_pickle,
+            say=say,
+        )
+        emit(ranking, ranking_text, as_json)
+        check_budget(ranking)
+        return
     found = fidelity(
         engine,
         reference,
@@ -100,7 +156,7 @@ def fidelity_command(
         threads=threads,
         revision=revision,
         allow_pickle=allow_pickle,
-        say=lambda message: None if quiet else click.echo(message, err=True),
+        say=say,
     )
     emit(found, fidelity_text, as_json)
     check(found)

@@ -135,7 +135,7 @@ def tune_command(
         say=lambda message: None if quiet else click.echo(message, err=True),
     )
     table = tuning_text(found)
-    write_recipe(output, found, table)
+    write_recipe(output, found.recipe, table)
     draw(found, picture)
     then = f"written    {output}, {picture}\nnext       extract build {checkpoint} -o ENGINE --recipe {output}"
     emit(found, lambda _: f"{table}\n{then}", as_json)

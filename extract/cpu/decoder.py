@@ -7,8 +7,9 @@ that several micro-batches share is computed before them. Knows no files, no con
 
 import threading
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -22,9 +23,11 @@ from extract.cpu.kernels import (
     Matrix,
     Norm,
     Operand,
+    Precision,
     RotaryTable,
     Weights,
 )
+from extract.cpu.linear_names import LINEARS
 from extract.cpu.mapped_weights import WeightsFile
 from extract.cpu.micro_batches import MicroBatch, PassPlan
 from extract.cpu.sign_flips import flip_signs
@@ -52,19 +55,41 @@ class Layer:
     key_norm: HeadsNorm | None
 
 
-class Workspace:
-    """The buffers of one thread, for micro-batches of up to `rows` tokens."""
+_FIELDS = {"qkv": ("qkv", "query", "key_value"), "o": ("output",), "gate_up": ("gated",), "down": ("down",)}
+"""Where a layer holds each linear."""
 
-    def __init__(self, architecture: Architecture, kernels: Kernels, rows: int) -> None:
+
+def with_linears(layer: Layer, other: Layer, linears: AbstractSet[str]) -> Layer:
+    """The layer, but with these linears ("qkv", "down") of another packing of it."""
+    return replace(layer, **{field: getattr(other, field) for linear in linears for field in _FIELDS[linear]})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Exceptions:
+    """Linears that compute in another precision than the rest.
+
+    Attributes:
+        kernels: of that precision, and of the same implementation as those of the rest.
+        linears: their names, as `extract.cpu.linear_names` gives them.
+    """
+
+    kernels: Kernels
+    linears: AbstractSet[str]
+
+
+class Workspace:
+    """The buffers of one thread, for micro-batches of up to `rows` tokens; operands by precision."""
+
+    def __init__(self, architecture: Architecture, kernels: Kernels, other: Kernels | None, rows: int) -> None:
         self.rows = rows
         hidden, query, kv = architecture.hidden_size, architecture.query_width, architecture.kv_width
         self.x: Float32 = np.zeros((rows, hidden), np.float32)
-        self.input = kernels.operand(rows, hidden)
+        self.input = _operands(kernels, other, rows, hidden)
         self.qkv = kernels.heads(rows, query + 2 * kv)
         self.query = kernels.heads(rows, query)
         self.key_value = kernels.heads(rows, 2 * kv)
-        self.attended = kernels.operand(rows, query)
-        self.gated = kernels.operand(rows, architecture.intermediate_size)
+        self.attended = _operands(kernels, other, rows, query)
+        self.gated = _operands(kernels, other, rows, architecture.intermediate_size)
         self.branch = kernels.matrix(rows if architecture.norms != "pre" else 0, hidden)
 
 
@@ -96,6 +121,7 @@ class PackedDecoder:
         micro_batch: tokens that one thread carries through all layers.
         threads: how many micro-batches run at once.
         max_kept: most tokens of a pass that are computed before the others and kept.
+        exceptions: linears of another precision; the residual stream is float32 between all of them.
     """
 
     def __init__(
@@ -108,6 +134,7 @@ class PackedDecoder:
         micro_batch: int,
         threads: int,
         max_kept: int = 0,
+        exceptions: Exceptions | None = None,
     ) -> None:
         self.architecture = architecture
         self.kernels = kernels
@@ -117,17 +144,31 @@ class PackedDecoder:
         self._final_norm = Norm(final_norm(weights, architecture), architecture.norm_eps)
         self._rotary = [rotary_table(rotary.inv_freq, rotary.scaling, max_positions) for rotary in architecture.rotary]
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="extract-decoder", initializer=kernels.enter_thread)
-        numbers = range(len(architecture.layers))
-        self._layers = list(self._pool.map(lambda number: self._pack(weights, number), numbers))
+        self._other = None if exceptions is None else exceptions.kernels
+        self._layers = self.packed(weights, frozenset() if exceptions is None else exceptions.linears)
         rows = max(micro_batch, max_positions)
-        self._spaces = [Workspace(architecture, kernels, rows) for _ in range(threads)]
-        self._kept_space = Workspace(architecture, kernels, max(rows, max_kept)) if max_kept else None
+        self._spaces = [Workspace(architecture, kernels, self._other, rows) for _ in range(threads)]
+        self._kept_space = Workspace(architecture, kernels, self._other, max(rows, max_kept)) if max_kept else None
         self._kept: list[Matrix] = []
         self._kept_rows = 0
 
     def close(self) -> None:
         """End the threads."""
         self._pool.shutdown()
+
+    @property
+    def layers(self) -> list[Layer]:
+        """What a pass runs; the weights of other layers of this decoder's may take their place between passes."""
+        return self._layers
+
+    @layers.setter
+    def layers(self, layers: list[Layer]) -> None:
+        self._layers = layers
+
+    def packed(self, weights: WeightsFile, others: AbstractSet[str]) -> list[Layer]:
+        """All layers, packed with the linears `others` in the precision of the exceptions."""
+        numbers = range(len(self.architecture.layers))
+        return list(self._pool.map(lambda number: self._pack(weights, number, others), numbers))
 
     def states(self, plan: PassPlan) -> Float32:
         """Final-norm states [plan.num_outputs, H] of one pass, in the order of the plan's outputs."""
@@ -174,22 +215,22 @@ class PackedDecoder:
     def _attend(self, layer: Layer, batch: MicroBatch, space: Workspace, number: int, *, keep: bool) -> None:
         kernels, shape, n = self.kernels, self.architecture, len(batch.input_ids)
         assert layer.qkv is not None
-        self._read(layer.attention_norm, n, space)
-        kernels.project(space.input, n, layer.qkv, space.qkv)
+        kernels.project(self._read(layer.attention_norm, n, layer.qkv, space), n, layer.qkv, space.qkv)
         self._prepare(layer, space.qkv, n, 0, batch.positions, query=True)
         self._prepare(layer, space.qkv, n, shape.query_width, batch.positions, query=False)
         if keep:
             self._kept[number].array[:n] = space.qkv.array[:n, shape.query_width :]
         kept = self._kept[number] if batch.sequences.num_kept else None
-        kernels.attend(space.qkv, space.qkv, shape.query_width, kept, batch.sequences, layer.attention, space.attended)
-        self._add(space.attended, layer.output, layer.post_attention_norm, n, space)
+        attended = space.attended[layer.output.precision]
+        kernels.attend(space.qkv, space.qkv, shape.query_width, kept, batch.sequences, layer.attention, attended)
+        self._add(attended, layer.output, layer.post_attention_norm, n, space)
 
     def _attend_last(self, layer: Layer, batch: MicroBatch, space: Workspace, *, keep: bool) -> int:
         """Keys and values of all tokens, but queries and all that follows only of the wanted ones; returns how many."""
         kernels, n, number = self.kernels, len(batch.input_ids), len(self._layers) - 1
         assert layer.query is not None and layer.key_value is not None
-        self._read(layer.attention_norm, n, space)
-        kernels.project(space.input, n, layer.key_value, space.key_value)
+        read = self._read(layer.attention_norm, n, layer.key_value, space)
+        kernels.project(read, n, layer.key_value, space.key_value)
         self._prepare(layer, space.key_value, n, 0, batch.positions, query=False)
         if keep:
             self._kept[number].array[:n] = space.key_value.array[:n]
@@ -198,25 +239,28 @@ class PackedDecoder:
             assert batch.wanted_sequences is not None
             sequences, positions, n = batch.wanted_sequences, positions[batch.wanted], len(batch.wanted)
             space.x[:n] = space.x[batch.wanted]
-            self._read(layer.attention_norm, n, space)
-        kernels.project(space.input, n, layer.query, space.query)
+            self._read(layer.attention_norm, n, layer.query, space)
+        kernels.project(read, n, layer.query, space.query)
         self._prepare(layer, space.query, n, 0, positions, query=True)
         kept = self._kept[number] if sequences.num_kept else None
-        kernels.attend(space.query, space.key_value, 0, kept, sequences, layer.attention, space.attended)
-        self._add(space.attended, layer.output, layer.post_attention_norm, n, space)
+        attended = space.attended[layer.output.precision]
+        kernels.attend(space.query, space.key_value, 0, kept, sequences, layer.attention, attended)
+        self._add(attended, layer.output, layer.post_attention_norm, n, space)
         return n
 
     def _feed_forward(self, layer: Layer, n: int, space: Workspace) -> None:
-        self._read(layer.mlp_norm, n, space)
-        self.kernels.project_gated(space.input, n, layer.gated, space.gated)
-        self._add(space.gated, layer.down, layer.post_mlp_norm, n, space)
+        read, gated = self._read(layer.mlp_norm, n, layer.gated, space), space.gated[layer.down.precision]
+        self.kernels.project_gated(read, n, layer.gated, gated)
+        self._add(gated, layer.down, layer.post_mlp_norm, n, space)
 
-    def _read(self, norm: Norm | None, n: int, space: Workspace) -> None:
-        """The residual stream as the next linear's input."""
+    def _read(self, norm: Norm | None, n: int, linear: Linear, space: Workspace) -> Operand:
+        """The residual stream as the input of a linear, in its precision."""
+        operand = space.input[linear.precision]
         if norm is None:
-            self.kernels.quantize(space.x, n, space.input)
+            self.kernels.quantize(space.x, n, operand)
         else:
-            self.kernels.norm(space.x, n, norm, space.input)
+            self.kernels.norm(space.x, n, norm, operand)
+        return operand
 
     def _add(self, operand: Operand, linear: Linear, norm: Norm | None, n: int, space: Workspace) -> None:
         """Project a branch and add it to the residual stream."""
@@ -242,23 +286,24 @@ class PackedDecoder:
             self._kept = [self.kernels.heads(rows, width) for _ in self._layers]
             self._kept_rows = rows
 
-    def _pack(self, weights: WeightsFile, number: int) -> Layer:
-        shape, kernels = self.architecture, self.kernels
+    def _pack(self, weights: WeightsFile, number: int, others: AbstractSet[str]) -> Layer:
+        shape = self.architecture
         found, kind = layer_weights(weights, shape, number), shape.layers[number]
-        if kernels.precision == "int8":
-            found = flip_signs(found, shape, number)
+        if "int8" in (self.kernels.precision, None if self._other is None else self._other.precision):
+            found = flip_signs(found, shape, number)  # changes no bit of the linears in another precision
         last = number == len(shape.layers) - 1
+        qkv, output, gated, down = (self._kernels_of(f"{number}.{linear}", others) for linear in LINEARS)
         layer = Layer(
             attention=_attention_shape(shape, kind),
             rotary=None if kind.rotary is None else self._rotary[kind.rotary],
             qkv=None
             if last
-            else kernels.pack([found.q, found.k, found.v], _joined(found.q_bias, found.k_bias, found.v_bias)),
-            query=kernels.pack([found.q], found.q_bias) if last else None,
-            key_value=kernels.pack([found.k, found.v], _joined(found.k_bias, found.v_bias)) if last else None,
-            output=kernels.pack([found.o], found.o_bias),
-            gated=kernels.pack_gated(found.gate, found.up, _gate_bias(found), shape.activation),
-            down=kernels.pack([found.down], found.down_bias),
+            else qkv.pack([found.q, found.k, found.v], _joined(found.q_bias, found.k_bias, found.v_bias)),
+            query=qkv.pack([found.q], found.q_bias) if last else None,
+            key_value=qkv.pack([found.k, found.v], _joined(found.k_bias, found.v_bias)) if last else None,
+            output=output.pack([found.o], found.o_bias),
+            gated=gated.pack_gated(found.gate, found.up, _gate_bias(found), shape.activation),
+            down=down.pack([found.down], found.down_bias),
             attention_norm=self._norm(found.attention_norm),
             mlp_norm=self._norm(found.mlp_norm),
             post_attention_norm=self._norm(found.post_attention_norm),
@@ -269,6 +314,12 @@ class PackedDecoder:
         for name in layer_tensors(shape, number):
             weights.drop(name)
         return layer
+
+    def _kernels_of(self, linear: str, others: AbstractSet[str]) -> Kernels:
+        if linear not in others:
+            return self.kernels
+        assert self._other is not None
+        return self._other
 
     def _norm(self, weight: Float32 | None) -> Norm | None:
         return None if weight is None else Norm(weight, self.architecture.norm_eps)
@@ -287,6 +338,11 @@ class _Shared(Iterator[MicroBatch]):
     def __next__(self) -> MicroBatch:
         with self._lock:
             return next(self._items)
+
+
+def _operands(kernels: Kernels, other: Kernels | None, rows: int, width: int) -> dict[Precision, Operand]:
+    found = (kernels,) if other is None else (kernels, other)
+    return {one.precision: one.operand(rows, width) for one in found}
 
 
 def rotary_table(inv_freq: tuple[float, ...], scaling: float, positions: int) -> RotaryTable:

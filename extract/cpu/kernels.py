@@ -23,17 +23,22 @@ Weights = npt.NDArray[Any]
 
 Precision = Literal["float32", "bfloat16", "int8"]
 
+HIGH: Precision = "bfloat16"
+"""In what an int8 engine computes the linears that it keeps in high precision."""
+
 
 class Linear:
-    """Weights [N, K] (and bias) in the layout of one implementation."""
+    """Weights [N, K] (and bias) in a precision's type and the layout of one implementation."""
 
+    precision: Precision
     num_outputs: int
     num_inputs: int
 
 
 class Operand:
-    """Rows that a linear multiplies, in the precision's type and an implementation's own layout."""
+    """Rows that a linear of the same precision multiplies, in its type and an implementation's own layout."""
 
+    precision: Precision
     width: int
 
 
@@ -106,6 +111,8 @@ class Sequences:
 class Kernels(Protocol):
     """Arithmetic of one precision. Objects are shared by threads, buffers are not. `n` is the number of rows.
 
+    What they pack and allocate is of their precision; what a call computes in is that of its arguments, so that of two
+    objects of one implementation either takes what the other has made: an int8 product may end in a bfloat16 operand.
     Every result of a row depends on that row alone (in `native` bit for bit, in `portable` but for rounding).
     """
 
@@ -148,7 +155,7 @@ class Kernels(Protocol):
         """x[:n] += scale * (a[:n] times weights, plus bias)."""
 
     def project_gated(self, a: Operand, n: int, linear: Linear, out: Operand) -> None:
-        """out[:n] = activation(a times gate) * (a times up), in the operand's type."""
+        """out[:n] = activation(a times gate) * (a times up), in the type of `out`, which may be another than `a`'s."""
 
     def add_norm(self, branch: Matrix, n: int, norm: Norm, scale: float, x: Float32) -> None:
         """x[:n] += scale * RMSNorm(branch[:n]), with branch float32 [., H]."""

@@ -52,6 +52,7 @@ class NativeLinear(Linear):
     def __init__(
         self, pages: HugePages, precision: Precision, num_outputs: int, num_inputs: int, num_columns: int
     ) -> None:
+        self.precision, self.code = precision, _CODE[precision]
         self.num_outputs, self.num_inputs = num_outputs, num_inputs
         self.padded = _padded(precision, num_inputs)
         self.columns = _up(num_columns, PANEL)
@@ -73,6 +74,7 @@ class NativeOperand(Operand):
     """Rows of `stride` bytes; int8 with a scale a row and float rows to round from."""
 
     def __init__(self, pages: HugePages, precision: Precision, rows: int, width: int) -> None:
+        self.precision, self.code = precision, _CODE[precision]
         self.width = width
         self.padded = _padded(precision, width)
         self.stride = _spread(self.padded * _BYTES[precision])
@@ -111,7 +113,6 @@ class NativeKernels:
             raise NoNativeKernels(precision=precision, problem=missing)
         assert library.functions is not None
         self.precision = precision
-        self._code = _CODE[precision]
         self._pages = HugePages()
         self._bf16_heads = precision == "bfloat16" or (precision == "int8" and library.bfloat16)
         functions = library.functions
@@ -122,7 +123,7 @@ class NativeKernels:
         self._add_norm = _function(functions, "add_norm", "pziipffp")
         self._project = _function(functions, "project", "ipzpippppiiiipz")
         self._project_add = _function(functions, "project_add", "ipzpippppiiifp")
-        self._project_gated = _function(functions, "project_gated", "ipzpippppiiiipzpipz")
+        self._project_gated = _function(functions, "project_gated", "ipzpippppiiiiipzpipz")
         self._prepare_heads = _function(functions, "prepare_heads", "ipziiiipfipppi")
         self._attend = _function(functions, "attend", "iipzpzipzippppiiiiffipzpipz")
 
@@ -166,7 +167,7 @@ class NativeKernels:
         panels, scale, offset = linear.at
         source = _SOURCE[block.dtype]
         self._pack(
-            self._code, source, _address(block), rows, width, linear.padded, panels, first, spread, scale, offset
+            linear.code, source, _address(block), rows, width, linear.padded, panels, first, spread, scale, offset
         )
 
     def operand(self, rows: int, width: int) -> Operand:
@@ -191,29 +192,29 @@ class NativeKernels:
         assert isinstance(out, NativeOperand)
         data, stride, scale = out.left
         weight = _address(norm.weight)
-        self._norm(self._code, _address(x), x.shape[1], n, weight, norm.eps, data, stride, scale, out.padded)
+        self._norm(out.code, _address(x), x.shape[1], n, weight, norm.eps, data, stride, scale, out.padded)
 
     def quantize(self, x: Float32, n: int, out: Operand) -> None:
         """See `Kernels.quantize`."""
         assert isinstance(out, NativeOperand)
         data, stride, scale = out.left
-        self._norm(self._code, _address(x), x.shape[1], n, None, 0.0, data, stride, scale, out.padded)
+        self._norm(out.code, _address(x), x.shape[1], n, None, 0.0, data, stride, scale, out.padded)
 
     def project(self, a: Operand, n: int, linear: Linear, out: Matrix) -> None:
         """See `Kernels.project`."""
         assert isinstance(a, NativeOperand) and isinstance(linear, NativeLinear) and isinstance(out, NativeMatrix)
         stride = out.stride // (2 if out.bf16 else 4)
-        self._project(self._code, *a.left, n, *linear.call(), out.bf16, out.at, stride)
+        self._project(linear.code, *a.left, n, *linear.call(), out.bf16, out.at, stride)
 
     def project_add(self, a: Operand, n: int, linear: Linear, scale: float, x: Float32) -> None:
         """See `Kernels.project_add`."""
         assert isinstance(a, NativeOperand) and isinstance(linear, NativeLinear)
-        self._project_add(self._code, *a.left, n, *linear.call(), scale, _address(x))
+        self._project_add(linear.code, *a.left, n, *linear.call(), scale, _address(x))
 
     def project_gated(self, a: Operand, n: int, linear: Linear, out: Operand) -> None:
         """See `Kernels.project_gated`."""
         assert isinstance(a, NativeOperand) and isinstance(linear, NativeLinear) and isinstance(out, NativeOperand)
-        self._project_gated(self._code, *a.left, n, *linear.call(), linear.activation, *out.out)
+        self._project_gated(linear.code, *a.left, n, *linear.call(), linear.activation, out.code, *out.out)
 
     def add_norm(self, branch: Matrix, n: int, norm: Norm, scale: float, x: Float32) -> None:
         """See `Kernels.add_norm`."""
@@ -269,7 +270,7 @@ class NativeKernels:
         assert isinstance(queries, NativeMatrix) and isinstance(keys_values, NativeMatrix)
         assert isinstance(out, NativeOperand) and (kept is None or isinstance(kept, NativeMatrix))
         self._attend(
-            self._code,
+            out.code,
             queries.bf16,
             queries.at,
             queries.stride,

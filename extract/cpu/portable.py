@@ -56,8 +56,15 @@ _NO_TABLE: Float32 = np.empty((0, 0), np.float32)
 class PortableLinear(Linear):
     """A prepacked product, its bias (length 0: none) and, of a gated pair, the activation."""
 
-    def __init__(self, product: Product, shape: tuple[int, ...], bias: Float32 | None, activation: int = 0) -> None:
-        self.product = product
+    def __init__(
+        self,
+        product: Product,
+        precision: Precision,
+        shape: tuple[int, ...],
+        bias: Float32 | None,
+        activation: int = 0,
+    ) -> None:
+        self.product, self.precision = product, precision
         self.num_outputs, self.num_inputs = shape
         self.bias = _NOTHING if bias is None else np.array(bias, np.float32)
         self.activation = activation
@@ -68,7 +75,7 @@ class PortableOperand(Operand):
 
     def __init__(self, rows: int, width: int, precision: Precision) -> None:
         filled = filled_width(width, precision)
-        self.width = width
+        self.precision, self.width = precision, width
         self.tensor = torch.zeros(_whole_steps(rows), filled, dtype=_TORCH_TYPES[precision])
         self.array = _numbers(self.tensor)
         self.scales: Float32 = np.ones(rows, np.float32)
@@ -99,19 +106,16 @@ class PortableKernels(Kernels):
     def pack(self, blocks: Sequence[Weights], bias: Float32 | None) -> PortableLinear:
         """A linear of blocks one under the other."""
         shape = (sum(len(block) for block in blocks), blocks[0].shape[1])
-        return PortableLinear(self._pack(packed_channels(blocks, self.precision, self._rows_hint)), shape, bias)
+        product = self._pack(packed_channels(blocks, self.precision, self._rows_hint))
+        return PortableLinear(product, self.precision, shape, bias)
 
     def pack_gated(
         self, gate: Weights, up: Weights, bias: tuple[Float32, Float32] | None, activation: Activation
     ) -> PortableLinear:
         """Gate and up as one product, gate first."""
         both = None if bias is None else np.concatenate(bias)
-        return PortableLinear(
-            self._pack(packed_channels([gate, up], self.precision, self._rows_hint)),
-            gate.shape,
-            both,
-            _ACTIVATIONS[activation],
-        )
+        product = self._pack(packed_channels([gate, up], self.precision, self._rows_hint))
+        return PortableLinear(product, self.precision, gate.shape, both, _ACTIVATIONS[activation])
 
     def operand(self, rows: int, width: int) -> PortableOperand:
         """A buffer of operand rows."""

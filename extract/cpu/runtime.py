@@ -13,17 +13,26 @@ from typing import cast
 import numpy as np
 
 from extract.cpu.architecture import Architecture, read_architecture
-from extract.cpu.decoder import PackedDecoder
-from extract.cpu.implementations import Choice, kernels_for
-from extract.cpu.kernels import Float32, Precision
+from extract.cpu.decoder import Exceptions, PackedDecoder
+from extract.cpu.implementations import Choice, kernels_together
+from extract.cpu.kernels import HIGH, Float32, Kernels, Precision
+from extract.cpu.linear_names import linears_of, nearest
+from extract.cpu.mapped_weights import WeightsFile
 from extract.cpu.pass_plan import MAX_KEPT, plan_pass
 from extract.cpu.weights import WEIGHTS_FILE, open_weights, tensor_shapes
 from extract.engine.contract import Contract, EngineChanged, OutputDiffers, PassOutOfMemory
+from extract.errors import EngineRefused
 from extract.records import Int32, States, TokenBatch
 from extract.spec import OutputKind
 
 MICRO_BATCH = 256
 """Tokens that one thread carries through all layers, where a recipe names no number: what stays in a 1 to 2 MiB L2."""
+
+
+class NoSuchLinear(EngineRefused):
+    """A contract names a linear that the engine's decoder does not have."""
+
+    template = "{path}: the contract keeps {name} in high precision, but this decoder has {known}. Build it again."
 
 
 class CpuRuntime:
@@ -94,23 +103,68 @@ def open_cpu_runtime(
     Raises:
         EngineChanged: the files do not hold exactly the decoder's weights.
         OutputDiffers: the contract promises another output than this decoder has.
+        NoSuchLinear: the contract keeps a linear in high precision that is not there.
     """
+    architecture, weights = open_files(directory, contract)
+    arithmetic, exceptions = _arithmetic(directory, contract, architecture, kernels)
+    decoder = new_decoder(architecture, weights, contract, arithmetic, exceptions, threads, share=share)
+    return CpuRuntime(contract, decoder, share=share)
+
+
+def open_files(directory: Path, contract: Contract) -> tuple[Architecture, WeightsFile]:
+    """What an engine directory holds, checked against its contract."""
     architecture = read_architecture(directory)
     weights = open_weights(directory / WEIGHTS_FILE)
     _check_names(directory, weights.names, tensor_shapes(architecture).keys())
     _check_output(directory, contract, architecture)
-    precision = cast("Precision", contract.precision.activations)
-    micro_batch = contract.runtime.micro_batch or MICRO_BATCH
-    decoder = PackedDecoder(
+    return architecture, weights
+
+
+def new_decoder(
+    architecture: Architecture,
+    weights: WeightsFile,
+    contract: Contract,
+    kernels: Kernels,
+    exceptions: Exceptions | None,
+    threads: int | None,
+    *,
+    share: bool,
+) -> PackedDecoder:
+    """A decoder as a contract has it."""
+    return PackedDecoder(
         architecture,
         weights,
-        kernels_for(precision, micro_batch=micro_batch, choice=kernels),
+        kernels,
         max_positions=contract.limits.max_input_tokens,
-        micro_batch=micro_batch,
+        micro_batch=micro_batch_of(contract),
         threads=threads or contract.runtime.threads or len(os.sched_getaffinity(0)),
         max_kept=MAX_KEPT if share else 0,
+        exceptions=exceptions,
     )
-    return CpuRuntime(contract, decoder, share=share)
+
+
+def micro_batch_of(contract: Contract) -> int:
+    """Tokens that one thread carries through all layers."""
+    return contract.runtime.micro_batch or MICRO_BATCH
+
+
+def _arithmetic(
+    directory: Path, contract: Contract, architecture: Architecture, choice: Choice
+) -> tuple[Kernels, Exceptions | None]:
+    """Kernels of the engine's precision, and of the linears that it keeps in a higher one."""
+    precision, names = cast("Precision", contract.precision.activations), contract.precision.high_precision
+    micro_batch = micro_batch_of(contract)
+    if names is None:
+        (kernels,) = kernels_together((precision,), micro_batch=micro_batch, choice=choice)
+        return kernels, None
+    num_layers = len(architecture.layers)
+    try:
+        linears = linears_of(names, num_layers)
+    except KeyError as error:
+        name = str(error.args[0])
+        raise NoSuchLinear(path=directory, name=f'"{name}"', known=nearest(name, num_layers)) from None
+    kernels, high = kernels_together((precision, HIGH), micro_batch=micro_batch, choice=choice)
+    return kernels, Exceptions(kernels=high, linears=linears)
 
 
 def _check_names(directory: Path, found: AbstractSet[str], expected: AbstractSet[str]) -> None:

@@ -122,13 +122,14 @@ def _tensorrt(checkpoint: str | Path, recipe: Recipe, revision: str | None) -> B
 
 
 def _torch(checkpoint: str | Path, recipe: Recipe, revision: str | None, allow_pickle: bool) -> BuildPlan:
-    from extract.engine.builder import check_architecture, resolve_dtype
+    from extract.engine.builder import check_architecture, check_linears, resolve_dtype
     from extract.engine.checkpoint import open_checkpoint
     from extract.engine.device import this_device
     from extract.engine.proven import MAX_TOKENS
 
     opened = open_checkpoint(checkpoint, revision=revision, allow_pickle=allow_pickle)
     check_architecture(opened.architecture, recipe)
+    check_linears(opened.config, recipe)
     device = this_device(recipe.device)
     dtype = resolve_dtype(recipe, device, opened.dtype)
     text: Any = opened.config.get("text_config")

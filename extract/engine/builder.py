@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from extract.cpu.architecture import ARCHITECTURE_FILE
+from extract.cpu.kernels import HIGH
+from extract.cpu.linear_names import linears_of, nearest
 from extract.engine.comparison import compare
 from extract.engine.contract import (
     CONTRACT_FILE,
@@ -106,6 +108,7 @@ def build(
 
         opened = open_checkpoint(checkpoint, revision=revision, allow_pickle=allow_pickle)
         check_architecture(opened.architecture, recipe)
+        check_linears(opened.config, recipe)
         into = partial(_build_torch, opened=opened, recipe=recipe, allow_no_final_norm=allow_no_final_norm, say=say)
     with whole_directory(output) as draft:
         contract = into(draft)
@@ -181,8 +184,38 @@ def check_architecture(found: str, recipe: Recipe) -> None:
         raise RecipeDoesNotFit(where="recipe", key="architecture", found=found, expected=expected)
 
 
+def check_linears(config: dict[str, Any], recipe: Recipe) -> None:
+    """Raise `RecipeDoesNotFit` where a recipe names layers or linears that a checkpoint's decoder does not have.
+
+    Args:
+        config: of the checkpoint, or the metadata of a GGUF file.
+        recipe: with `high_precision`.
+    """
+    if not recipe.high_precision:
+        return
+    text: Any = config.get("text_config")
+    settings: dict[str, Any] = text if isinstance(text, dict) else config
+    counts = (value for key, value in settings.items() if key.endswith(LAYER_COUNTS) and isinstance(value, int))
+    num_layers = next(counts, None)
+    if num_layers is None:  # no family of our own decoder, which is said later
+        return
+    try:
+        linears_of(recipe.high_precision, num_layers)
+    except KeyError as error:
+        name = str(error.args[0])
+        expected = f"but there are {nearest(name, num_layers)}"
+        raise RecipeDoesNotFit(where="recipe", key="high_precision", found=f'"{name}"', expected=expected) from None
+
+
+LAYER_COUNTS = ("num_hidden_layers", "block_count")
+"""What configs of our own decoder's families, and GGUF files, call the number of layers."""
+
+
 def resolve_dtype(recipe: Recipe, device: Any, own: str) -> str:
     """The precision that a recipe comes to on `device` for weights stored in `own`; raises `RecipeDoesNotFit`."""
+    if recipe.high_precision and not computes_in(device, HIGH):
+        expected = f"in bfloat16, which this {device.type} has no fast arithmetic for; leave it out"
+        raise RecipeDoesNotFit(where="recipe", key="high_precision", found="set", expected=expected)
     if recipe.dtype == "auto":
         return own if own in ("bfloat16", "float16", "float32") and computes_in(device, own) else "float32"
     if not computes_in(device, recipe.dtype):

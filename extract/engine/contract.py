@@ -20,6 +20,8 @@ from extract.spec import OutputKind
 CONTRACT_FILE = "contract.json"
 FORMAT_VERSION = 1
 MAX_CONTRACT_BYTES = 16 * 2**20
+MOST_NAMES = 4
+"""Layers and linears that are named where a precision is described."""
 
 LARGE_BYTES = 2**30
 """Files from here on are hashed by blocks: one sha256 over 15 GB of weights would take ten seconds at every start."""
@@ -121,6 +123,18 @@ class Precision:
     weights: str
     activations: str
     output: str
+    high_precision: tuple[str, ...] | None = None
+    """Layers ("2") and linears ("5.down") of an int8 engine that compute in bfloat16; `None` where none do."""
+
+    @property
+    def described(self) -> str:
+        """In words, what linears compute in."""
+        names = self.high_precision
+        if names is None:
+            return self.activations
+        shown = ", ".join(names[:MOST_NAMES])
+        more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+        return f"{self.activations} ({shown}{more} in bfloat16)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

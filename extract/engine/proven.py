@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from extract.cpu.architecture import write_architecture
+from extract.cpu.linear_names import linears_of, short_names
 from extract.engine.contract import (
     CheckpointIdentity,
     Contract,
@@ -71,7 +72,8 @@ def prove_own(
 
         if compiles_first():
             say(COMPILING)
-    say(f"proving our own packed decoder in {dtype}: rows must not touch each other, and must equal the plain model")
+    into = f"{dtype} and bfloat16" if recipe.high_precision else dtype
+    say(f"proving our own packed decoder in {into}: rows must not touch each other, and must equal the plain model")
     write_architecture(draft, plain.facts.architecture)
     found = (_own_on_card if device.type == "cuda" else _own_on_cpu)(draft, plain, plain.facts, recipe, dtype, device)
     runtime = found.open(_unfinished(found, plain))
@@ -87,12 +89,14 @@ def _own_on_cpu(
 ) -> Proven:
     from extract.cpu.runtime import MICRO_BATCH, open_cpu_runtime
 
+    num_layers = len(facts.architecture.layers)
+    high = short_names(linears_of(recipe.high_precision, num_layers), num_layers) or None
     return Proven(
         runtime=dataclasses.replace(
             _identity("packed", "packed", decoder="own", recipe=recipe), micro_batch=recipe.micro_batch or MICRO_BATCH
         ),
-        device=device if dtype == "bfloat16" else _any_cpu(device),
-        precision=Precision(weights=plain.stored, activations=dtype, output="float32"),
+        device=device if dtype == "bfloat16" or high is not None else _any_cpu(device),
+        precision=Precision(weights=plain.stored, activations=dtype, output="float32", high_precision=high),
         limits=_limits(recipe, "own", plain.max_positions),
         output=_output(facts, "float32"),
         proof=Proof(neighbour=0.0, moved=0.0, plain=0.0),

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from extract.cpu.linear_names import is_name
 from extract.settings import parse, read_toml
 
 DType = Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8"]
@@ -24,6 +25,9 @@ class Recipe:
     weights and inputs of every linear to 8 bits after a Hadamard rotation, fp8 (own decoder, cards from compute
     capability 8.9 on) to E4M3, each row and each output channel by its own scale. With tensorrt-llm fp8 is not a
     rounding that a build makes: it takes a checkpoint that `extract quantize` wrote."""
+    high_precision: tuple[str, ...] = ()
+    """int8: layers ("2") and linears ("5.qkv", "5.o", "5.gate_up", "5.down") that compute in bfloat16 instead. `extract
+    fidelity --rank-layers` finds which are worth it."""
     decoder: Literal["auto", "own", "transformers"] = "auto"
     """own: our packed decoder, for the families it knows; auto takes it where it is proven."""
     max_input_tokens: int = 128
@@ -60,6 +64,11 @@ class Recipe:
             raise ValueError(f"max_sequences: 1 to {MAX_SEQUENCES}")
         if self.decoder == "transformers" and self.dtype in ("int8", "fp8"):
             raise ValueError(f'decoder: "auto" or "own" with dtype {self.dtype}, which only our own decoder has')
+        if self.high_precision and self.dtype != "int8":
+            raise ValueError("high_precision: left out, or dtype int8")
+        for name in self.high_precision:
+            if not is_name(name):
+                raise ValueError(f'high_precision: layers and linears such as "2" and "5.down", not "{name}"')
         if self.decoder == "own" and self.layout == "dense":
             raise ValueError('layout: "auto" or "packed" with our own decoder')
         if self.runtime == "torch":

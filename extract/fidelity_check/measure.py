@@ -39,7 +39,7 @@ class TooFar(VerificationFailed):
 class NothingToHold(SpecError):
     """A target for a divergence that cannot be measured."""
 
-    template = "--max-kl cannot be checked: {problem}. Name a reference that holds its head, or leave out --max-kl."
+    template = "{option} cannot be checked: {problem}. Name a reference that holds its head, or leave out {option}."
 
 
 class ReferenceNotFinite(CheckpointRefused):
@@ -104,7 +104,7 @@ def fidelity(
         say(f"loading {checkpoint.name} ({checkpoint.architecture}, {checkpoint.dtype})")
         plain = open_reference(engine, contract, checkpoint)
         if max_kl is not None and plain.head is None:
-            raise NothingToHold(problem=plain.no_head)
+            raise NothingToHold(option="--max-kl", problem=plain.no_head)
         say(f"comparing with {checkpoint.name} in {plain.dtype}, row by row")
         window_tokens = max(1, window_bytes // (4 * contract.output.width))
         gathered = Gathered(plain.head, logits_bytes=logits_bytes)
@@ -120,7 +120,7 @@ def fidelity(
     report = FidelityReport(
         engine=str(engine),
         engine_id=contract.engine_id,
-        precision=contract.precision.activations,
+        precision=contract.precision.described,
         arithmetic=loaded.arithmetic,
         checkpoint=plain.name,
         checkpoint_sha256=plain.sha256,

@@ -114,7 +114,8 @@ FACTS: dict[str, dict[str, Any]] = {
     "engine.tensorrt_builder.CardTooSmall": {"found": 80, "name": "NVIDIA L4", "expected": 22.5},
     "engine.tensorrt_builder.VendorPrecision": {"found": "bfloat16", "path": "checkpoint-fp8", "expected": "fp8"},
     "engine.tiers.NoTiers": {"runtime": "torch"},
-    "fidelity_check.measure.NothingToHold": {"problem": "checkpoint holds no output head"},
+    "fidelity_check.measure.NothingToHold": {"option": "--max-kl", "problem": "checkpoint holds no output head"},
+    "fidelity_check.dealt_rows.TooFewRows": {"found": 5, "expected": 8},
     "embedding.NoSuchPrompt": {"checkpoint": "org/model", "found": "passage", "known": "It has: query, document."},
     "shards.views.NotStored": {"layer": 1, "known": "2, 15"},
     "output.NoSuchRow": {"path": "out", "row": 20, "problem": "the last one is 19"},
@@ -134,7 +135,7 @@ FACTS: dict[str, dict[str, Any]] = {
     "store.NoHardLinks": {"path": "out", "problem": "Operation not permitted"},
     "text.tokens.NoSuchSpecialToken": {"found": "bos", "missing": "BOS", "adds": "nothing"},
     "text.tokens.NoTokenizer": {"path": "engine", "input": "text"},
-    "tuning.recipe_file.TuningExists": {"path": "recipe.toml", "option": "-o"},
+    "tuning.recipe_file.TuningExists": {"path": "recipe.toml", "option": "-o", "writer": "extract tune"},
     "tuning.search.BadThreads": {"found": 0},
     "tuning.search.NoSuchPrecision": {"found": "fp4", "device": "cpu", "expected": "float32, bfloat16, int8"},
     "tuning.search.NotOfThisRuntime": {"runtime": "tensorrt-llm"},
@@ -284,6 +285,11 @@ FACTS: dict[str, dict[str, Any]] = {
     "engine.torch_proof.NotExact": {"family": "own", "bound": 1e-5, "reasons": "packed: 0.2; dense: 0.1"},
     "engine.torch_proof.PlainModelFails": {"family": "own", "longest": 128, "problem": "index out of range"},
     "engine.weights_files.BrokenWeights": {"path": "model.safetensors", "problem": "ends after 512 of 1024 bytes"},
+    "cpu.runtime.NoSuchLinear": {"path": "engine", "name": '"40.down"', "known": "layers 0 to 29"},
+    "fidelity_check.layer_ranking.NotRankable": {
+        "path": "engine",
+        "problem": "it runs with transformers' own model; only our own decoder (on a CPU) has int8",
+    },
     "fidelity_check.measure.ReferenceNotFinite": {"name": "checkpoint", "dtype": "float16", "row": 3},
     "fidelity_check.reference.NotOneModel": {
         "path": "engine",
@@ -418,6 +424,17 @@ FACTS: dict[str, dict[str, Any]] = {
         "root": "s3://bucket/out",
     },
     "commits.BadRecord": {"path": "out/commits/shard-00003.json", "problem": "it is not JSON", "job": "out"},
+    "fidelity_check.budget.BudgetNotConfirmed": {
+        "engine": "engine",
+        "found": "3.10e-03 [2.90e-03, 3.30e-03]",
+        "budget": 0.003,
+        "looks": 3,
+    },
+    "fidelity_check.budget.BudgetNotReached": {
+        "engine": "engine",
+        "found": "3.10e-04 [2.90e-04, 3.30e-04]",
+        "budget": 0.0001,
+    },
     "fidelity_check.measure.TooFar": {"engine": "engine", "found": "0.02", "target": 0.01, "noise": ""},
     "manifest.NotTiled": {"path": "out", "problem": "rows 10 to 19 are missing"},
     "shards.shard_file.DamagedShard": {

@@ -75,7 +75,7 @@ def test_a_sweep_measures_tiers_until_the_card_refuses_and_writes_a_recipe_that_
     monkeypatch.setattr(pass_limits, "MAX_TOKENS", 1024)
     with vendor():
         found = tune(vendor_engines.checkpoint(), runtime="tensorrt-llm", max_input_tokens=LIMIT, seconds=120)
-        write_recipe(tmp_path / "tuned.toml", found, tuning_text(found))
+        write_recipe(tmp_path / "tuned.toml", found.recipe, tuning_text(found))
     assert [(point.budget, point.tokens_per_s is None) for point in found.points] == [
         (128, False),
         (256, False),

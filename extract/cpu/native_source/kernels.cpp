@@ -165,10 +165,12 @@ EXPORT void extract_project_add(int precision, const char *a, size_t a_stride, c
     });
 }
 
-// `outputs` is the width of the MLP; int8 needs whole rows of floats (`rows`, `row_stride` floats each) before it rounds.
+// `outputs` is the width of the MLP. What is written is of the precision `to_type`, which may be another than that of the
+// product; int8 needs whole rows of floats (`rows`, `row_stride` floats each) before it rounds. Narrow tiles write floats.
 EXPORT void extract_project_gated(int precision, const char *a, size_t a_stride, const float *a_scale, int n, const char *panels,
                                   const float *scale, const int32_t *offset, const float *bias, int groups, int packed, int outputs,
-                                  int activation, char *out, size_t stride, float *out_scale, int padded, float *rows, size_t row_stride) {
+                                  int activation, int to_type, char *out, size_t stride, float *out_scale, int padded, float *rows,
+                                  size_t row_stride) {
     const Left left{a, a_stride, a_scale};
     const Right right{panels, scale, offset, bias, groups, packed};
     with_tile(precision, [&](auto tile, auto integers) {
@@ -183,8 +185,8 @@ EXPORT void extract_project_gated(int precision, const char *a, size_t a_stride,
                         const float *pair = block + i * Tile::cols + j;
                         const Floats v = activate<!FULL>(activation, load(pair)) * load(pair + LANES);
                         char *to = out + (row + i) * stride;
-                        if (precision == INT8) store_part(rows + (row + i) * row_stride + at, v, left_over);
-                        else if (precision == BFLOAT16) store_bf16_part((uint16_t *)to + at, v, left_over);
+                        if (to_type == INT8) store_part(rows + (row + i) * row_stride + at, v, left_over);
+                        else if (to_type == BFLOAT16) store_bf16_part((uint16_t *)to + at, v, left_over);
                         else store_part((float *)to + at, v, left_over);
                     }
                 }
@@ -198,7 +200,7 @@ EXPORT void extract_project_gated(int precision, const char *a, size_t a_stride,
             }
         });
     });
-    if (precision == INT8)
+    if (to_type == INT8)
         for (int i = 0; i < n; i++) put_row(INT8, rows + i * row_stride, outputs, out + i * stride, out_scale + i, padded);
 }
 
