@@ -67,7 +67,7 @@ class Quantized:
 
 def quantize(
     checkpoint: str | Path,
-    output: Path,
+    output: str | Path,
     *,
     calibration: SourceSpec | None = None,
     num_rows: int = CALIBRATION_ROWS,
@@ -93,6 +93,7 @@ def quantize(
         EngineRefused: no vendor package, no card, or the vendor gave up.
         SourceError: the calibration rows cannot be read.
     """
+    output = Path(output)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise QuantizedExists(path=output)
     opened = open_checkpoint(checkpoint, revision=revision)

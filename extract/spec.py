@@ -183,9 +183,9 @@ class JobSpec:
                 raise ValueError(f"{key}: the path of a directory")
 
 
-def load_job(path: Path) -> JobSpec:
+def load_job(path: str | Path) -> JobSpec:
     """Read a job spec from TOML (`jobs/*.toml`); unknown keys and bad values are errors that name the file."""
-    return parse(JobSpec, read_toml(path), str(path))
+    return parse(JobSpec, read_toml(Path(path)), str(path))
 
 
 def as_table(spec: Any) -> dict[str, Any]:

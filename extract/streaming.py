@@ -1,14 +1,14 @@
-"""`stream`: texts in, hidden states out, batch by batch in memory, without files.
+"""`stream`: rows in, hidden states out, batch by batch in memory, without files.
 
 For programs that use states at once. Lazy and plain: no thread runs ahead, texts are taken when a batch is asked for,
 and no more states are held than those of one batch. Nothing is resumed or verified here; what is to be kept is a job
 (`run`). A text's states are those that a job would store, whatever stands beside it.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -22,12 +22,12 @@ from extract.packing import TokenBudget, pack, token_positions
 from extract.records import OUTCOMES, Int32, Int64, Outcome, TokenRows
 from extract.settings import parse
 from extract.shards.values import Encoded, Fault, as_float32, unit_length, value_type
-from extract.spec import OutputKind, StatesSpec, TextSpec
+from extract.spec import InputKind, OutputKind, StatesSpec, TextSpec
+from extract.streaming_input import check_rows, columns_of
 from extract.text.tokens import RowRefused, RowTokenizer, open_tokenizer
 
 ROWS = 256
 """Texts of a batch, unless they are long or another number is asked for."""
-MAX_TEXT_BYTES = 8 * 2**20
 MAX_STATE_BYTES = 128 * 2**20
 """Of a batch; one pass of the engine is always allowed."""
 
@@ -70,8 +70,9 @@ class StreamedBatch:
 
 def stream(
     engine: str | Path,
-    texts: Iterable[str | bytes | None],
+    texts: Iterable[Any],
     *,
+    input: InputKind = "text",
     kind: OutputKind = "tokens",
     dtype: Literal["float32", "float16"] = "float32",
     normalize: bool = False,
@@ -80,19 +81,25 @@ def stream(
     threads: int | None = None,
     runtime: Runtime | None = None,
     **text: Any,
-) -> Iterator[StreamedBatch]:
+) -> Generator[StreamedBatch, None, None]:
     """Hidden states of texts, in order, a batch at a time.
+
+    Nothing is loaded or taken before the first batch is asked for. The engine is closed with the last batch, or when
+    the stream is: leaving a loop early is enough, `contextlib.closing` says it at a place of your own.
 
     Args:
         engine: engine directory, or the address of one.
-        texts: may be endless; a `None` or a text that is not valid UTF-8 becomes a row with that outcome.
+        texts: any iterable, also an endless one: a list, a generator, an Arrow array, a column of a data frame. A
+            `None` or a text that is not valid UTF-8 becomes a row with that outcome.
+        input: what its items are. "text": str or bytes. "messages": conversations, lists of dictionaries with `role`
+            and `content`. "input_ids": lists, arrays or tensors of ready token ids.
         kind: states of every token, or one a row.
         dtype: of the arrays.
         normalize: scale pooled states to unit length.
         layers: decoder layers whose states come beside the final one; as `layers` of a job spec.
         rows_per_batch: texts that are taken together; fewer where they are long.
         threads: CPU threads of the forward pass.
-        runtime: the engine, if it is loaded already; it stays open.
+        runtime: the engine, if `load_runtime` opened it already; it stays open.
         **text: the text policy: keys of `[text]` of a job spec, such as `prefix` or `on_long`.
 
     Raises:
@@ -105,6 +112,10 @@ def stream(
         ...     for row in batch:
         ...         print(row.row, row.outcome, len(row.input_ids), row.states is not None)
     """
+    if input not in get_args(InputKind):
+        expected = " or ".join(f'"{kind}"' for kind in get_args(InputKind))
+        raise BadValue(where="stream", key="input", found=f'"{input}"', expected=expected)
+    check_rows(texts, input)
     directory = local_engine(str(engine))
     contract = read_contract(directory)
     given = {"kind": kind, "dtype": dtype, "normalize": normalize, "layers": layers}
@@ -116,6 +127,9 @@ def stream(
         raise BadValue(where="stream", key="rows_per_batch", found=rows_per_batch, expected="1 or more")
     if contract.output.states == "last" and kind != "last":
         raise BadValue(where="stream", key="kind", found=f'"{kind}"', expected='"last", all that this engine puts out')
+    if runtime is not None and runtime.contract.engine_id != contract.engine_id:
+        found, expected = f"engine {runtime.contract.engine_id[:12]}", f"{engine} ({contract.engine_id[:12]}), loaded"
+        raise BadValue(where="stream", key="runtime", found=found, expected=expected)
     policy = parse(TextSpec, text, "stream")
     limit = contract.limits.max_input_tokens
     if (policy.max_input_tokens or limit) > limit:
@@ -126,10 +140,10 @@ def stream(
         contract.tokenizer,
         policy,
         max_input_tokens=policy.max_input_tokens or limit,
-        input="text",
+        input=input,
         vocab_size=contract.checkpoint.vocab_size,
     )
-    windows = _windows(texts, tokenizer, contract, asked, rows_per_batch)
+    windows = _windows(columns_of(texts, input, rows_per_batch), tokenizer, contract, asked, rows_per_batch)
     return _batches(windows, directory, contract, asked, policy, threads, runtime)
 
 
@@ -141,7 +155,7 @@ def _batches(
     policy: TextSpec,
     threads: int | None,
     runtime: Runtime | None,
-) -> Iterator[StreamedBatch]:
+) -> Generator[StreamedBatch, None, None]:
     from extract.engine.runtimes import load_runtime
 
     loaded = runtime or load_runtime(directory, threads=threads)
@@ -160,7 +174,7 @@ def _batches(
 
 
 def _windows(
-    texts: Iterable[str | bytes | None],
+    columns: Iterator[tuple[int, pa.Array]],
     tokenizer: RowTokenizer,
     contract: Contract,
     asked: StatesSpec,
@@ -170,8 +184,8 @@ def _windows(
     token_bytes = 4 * contract.output.width * (1 + len(asked.layers)) if asked.kind == "tokens" else 1
     held = MAX_STATE_BYTES // token_bytes
     max_tokens = max(contract.limits.max_tokens, held)
-    for first_row, taken in _taken(texts, num_rows):
-        rows = tokenizer.tokenize(pa.array(taken, pa.large_binary()), first_row)
+    for first_row, column in columns:
+        rows = tokenizer.tokenize(column, first_row)
         start, count = 0, len(rows.outcome)
         while start < count:
             most = int(rows.offsets[start]) + max_tokens
@@ -179,22 +193,6 @@ def _windows(
             stop = min(max(start + 1, stop), start + num_rows, count)
             yield first_row, _part(rows, start, stop)
             start = stop
-
-
-def _taken(texts: Iterable[str | bytes | None], num_rows: int) -> Iterator[tuple[int, list[bytes | None]]]:
-    """Texts as bytes, some at a time; a lone surrogate becomes bytes that are no valid text."""
-    taken: list[bytes | None] = []
-    first_row, num_bytes = 0, 0
-    for row, text in enumerate(texts):
-        if text is not None and not isinstance(text, str | bytes):
-            raise BadValue(where="texts", key=f"text {row}", found=type(text).__name__, expected="a str, bytes or None")
-        taken.append(text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text)
-        num_bytes += len(taken[-1] or b"")
-        if len(taken) == num_rows or num_bytes >= MAX_TEXT_BYTES:
-            yield first_row, taken
-            first_row, num_bytes, taken = row + 1, 0, []
-    if taken:
-        yield first_row, taken
 
 
 def _part(rows: TokenRows, start: int, stop: int) -> TokenRows:

@@ -26,7 +26,7 @@ from extract.records import OUTCOMES, STATELESS
 from extract.shards import schema as names
 from extract.shards.shard_file import ShardFile
 from extract.shards.views import BatchView
-from extract.storage import ObjectPath, Place
+from extract.storage import ObjectPath, Place, locate
 from extract.storage.local_copies import DamagedObject, local_copy
 from extract.store import clear_write_errors, move_aside, names_in, sync_directory
 
@@ -69,18 +69,18 @@ class Verification:
 
 
 def verify(
-    root: Place,
+    root: str | Place,
     *,
     recompute: int = 0,
     repair: bool = False,
-    engine: Place | None = None,
+    engine: str | Place | None = None,
     reference: str | Path | None = None,
     say: Callable[[str], None] = lambda message: None,
 ) -> Verification:
     """Verify an output directory.
 
     Args:
-        root: the output directory.
+        root: the output directory, or its address.
         recompute: how many rows to compute again with the plain model, and to tokenise again from the source.
         repair: move shards that fail aside, so that the next run makes them again.
         engine: where the job's engine lies now; by default where it was.
@@ -91,6 +91,7 @@ def verify(
     Raises:
         BadShards: at least one problem; the message lists them. With `repair` they have been moved aside already.
     """
+    root, engine = locate(root), None if engine is None else locate(engine)
     job = read_job(root)
     problems: list[Problem] = []
     draft, to_recompute = Draft(job), list[Commit]()

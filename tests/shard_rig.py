@@ -92,14 +92,23 @@ def read_shard(path: Path) -> pa.Table:
 
 
 def write_output(
-    root: Path, spec: StatesSpec, *, num_shards=3, rows_per_shard=7, chunked=False, missing=(), num_rows=None
+    root: Path,
+    spec: StatesSpec,
+    *,
+    num_shards=3,
+    rows_per_shard=7,
+    chunked=False,
+    missing=(),
+    num_rows=None,
+    lengths=LENGTHS,
+    width=WIDTH,
 ) -> dict[int, Any]:
-    """An output directory as a job leaves it; shards in `missing` are not committed.
+    """An output directory as a job leaves it; shards in `missing` are not committed. `lengths` are repeated.
 
     Returns:
         float32 states (or `None`) by source row.
     """
-    schema = schema_for(spec, chunked=chunked)
+    schema = schema_for(spec, chunked=chunked, width=width)
     for folder in ("data", "commits"):
         (root / folder).mkdir(parents=True)
     job = JobSpec(
@@ -123,17 +132,16 @@ def write_output(
     expected: dict[int, Any] = {}
     for shard in range(num_shards):
         first_row = shard * rows_per_shard
-        rows = token_rows(np.resize(LENGTHS, rows_per_shard))
-        states = random_states(rows, spec.kind, seed=shard)
-        lengths = np.diff(rows.offsets) if spec.kind == "tokens" else (np.diff(rows.offsets) > 0).astype(int)
-        parts = np.split(states, np.cumsum(lengths)[:-1])
+        rows = token_rows(np.resize(lengths, rows_per_shard))
+        states = random_states(rows, spec.kind, seed=shard, width=width)
+        counts = np.diff(rows.offsets) if spec.kind == "tokens" else (np.diff(rows.offsets) > 0).astype(int)
+        parts = np.split(states, np.cumsum(counts)[:-1])
         for n, part in enumerate(parts):
             expected[first_row + n] = None if not len(part) else part if spec.kind == "tokens" else part[0]
         if shard in missing:
             continue
-        commit_shard(
-            root, shard, spec, rows, states, first_row=first_row, last=shard == num_shards - 1, chunked=chunked
-        )
+        options = {"first_row": first_row, "last": shard == num_shards - 1, "chunked": chunked, "width": width}
+        commit_shard(root, shard, spec, rows, states, **options)
     return expected
 
 
@@ -145,11 +153,21 @@ def replace_shard(root: Path, shard: int, spec: StatesSpec, rows: TokenRows, sta
 
 
 def commit_shard(
-    root: Path, shard: int, spec: StatesSpec, rows: TokenRows, states, *, first_row: int, last: bool, chunked=False
+    root: Path,
+    shard: int,
+    spec: StatesSpec,
+    rows: TokenRows,
+    states,
+    *,
+    first_row: int,
+    last: bool,
+    chunked=False,
+    width=WIDTH,
 ) -> None:
     """Write one shard and its record."""
     temporary = root / "data" / "tmp"
-    facts = write_shard(temporary, spec, rows, states, first_row=first_row, shard=shard, chunked=chunked)
+    options = {"first_row": first_row, "shard": shard, "chunked": chunked, "width": width}
+    facts = write_shard(temporary, spec, rows, states, **options)
     name = f"{shard_name(shard)}-{facts.sha256[:8]}.arrow"
     temporary.rename(root / "data" / name)
     commit = Commit(

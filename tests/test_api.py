@@ -1,5 +1,6 @@
 """`from extract import ...`: the functions behind the commands, used as their docstrings say."""
 
+import ast
 import json
 import os
 import subprocess
@@ -16,11 +17,19 @@ import extract
 
 def test_the_names_are_those_of_the_commands_and_what_they_take():
     expected = (
-        "JobSpec build embed export fidelity load_job open_output plan quantize run stream tune verify write_report"
+        "JobSpec Recipe RunSpec SourceSpec StatesSpec TextSpec build embed export fidelity load_job load_runtime "
+        "open_output plan quantize run stream tune verify write_report"
     )
     assert " ".join(extract.__all__) == expected
     for name in extract.__all__:
         assert getattr(extract, name).__doc__
+
+
+def test_editors_and_type_checkers_see_the_same_names():
+    source = ast.parse(Path(extract.__file__).read_text(encoding="utf-8"))
+    (block,) = [node for node in source.body if isinstance(node, ast.If)]
+    assert sorted(alias.asname for node in block.body for alias in node.names) == extract.__all__
+    assert {*extract.__all__} <= {*dir(extract)}
 
 
 def test_another_name_is_an_attribute_error():

@@ -36,7 +36,8 @@ engine
 job
 record_sums
 manifest, planning, shards.shard_file
-completion, doctor, estimate, output, shard_windows, status
+training_views
+completion, doctor, estimate, output, shard_windows, status, streaming_input
 inspection, jobs, pipeline, recomputation, streaming
 publishing, verification
 derivation, fidelity_check, quantizing, report_page, runners, tuning
@@ -50,8 +51,9 @@ A package stands for all of its modules but those that a line of their own names
 """
 
 HEAVY = {
-    "torch": r"engine\.torch_\w+|engine\.(decoder|device|gguf_import|plain|proven)|shards\.views|cpu\.portable\w*"
-    r"|exporting\.\w+|tensorrt\.(card|cuda_card|engine_inputs|executor_runtime|session_runtime)"
+    "torch": r"engine\.torch_\w+|engine\.(decoder|device|gguf_import|plain|proven)|cpu\.portable\w*"
+    r"|shards\.(tensors|views)|training_views\.torch_\w+|exporting\.\w+"
+    r"|tensorrt\.(card|cuda_card|engine_inputs|executor_runtime|session_runtime)"
     r"|cuda\.\w+",
     "numba": r"cpu\.portable\w*",
     "llvmlite": r"cpu\.portable\w*",
@@ -73,8 +75,8 @@ HEAVY = {
 """Which modules may import a package at all."""
 
 AT_MODULE_LEVEL = {
-    "torch": r"engine\.torch_\w+|cpu\.portable\w*|cuda\.\w+"
-    r"|tensorrt\.(cuda_card|executor_runtime|session_runtime)",
+    "torch": r"engine\.torch_\w+|training_views\.torch_\w+|cpu\.portable\w*"
+    r"|cuda\.\w+|tensorrt\.(cuda_card|executor_runtime|session_runtime)",
     "numba": r"cpu\.portable\w*",
     "llvmlite": r"cpu\.portable\w*",
     "matplotlib": r"(?!)",

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import pickle
 import subprocess
 import sys
 
@@ -206,12 +207,63 @@ def test_a_job_without_any_shard_yet_opens_and_is_empty(tmp_path):
     assert out.table(decoded=True).num_rows == 0
 
 
-@pytest.mark.parametrize("row", [-1, 21, 10**12])
+@pytest.mark.parametrize("row", [21, 10**12])
 def test_a_row_outside_the_source_is_an_index_error(tmp_path, row):
     rig.write_output(tmp_path / "out", StatesSpec())
     with pytest.raises(IndexError) as refused:
         open_output(tmp_path / "out")[row]
     assert str(refused.value) == f"{tmp_path / 'out'}: no row {row}: the source has 21 rows, counted from 0."
+
+
+def test_rows_are_counted_from_the_end_too(tmp_path):
+    rig.write_output(tmp_path / "out", StatesSpec())
+    out = open_output(tmp_path / "out")
+    assert [out[row].row for row in (-1, -21)] == [20, 0]
+    with pytest.raises(NoSuchRow) as refused:
+        out[-22]
+    assert str(refused.value) == f"{tmp_path / 'out'}: no row -22: there are 21 rows."
+    with pytest.raises(NoSuchRow):
+        out.row(-1)  # a position is a position
+
+
+def test_a_slice_reads_its_rows_when_they_are_asked_for(tmp_path):
+    rig.write_output(tmp_path / "out", StatesSpec(), missing=(1,))
+    out = open_output(tmp_path / "out")
+    assert [row.row for row in out[:3]] == [0, 1, 2]
+    assert [row.row for row in out[-1:13:-3]] == [20, 17, 14]
+    part = out[2:20]  # shard 1 is not there: reading a row of it says so, asking for others does not
+    assert (len(part), part[0].row, part[-1].row, part[1:][0].row) == (18, 2, 19, 3)
+    with pytest.raises(NoSuchRow, match="shard 1 is not finished"):
+        part[5]
+
+
+def test_the_rows_of_a_selection_are_sliced_by_their_positions(tmp_path):
+    root = tmp_path / "out"
+    rig.write_output(root, StatesSpec())
+    table = json.loads((root / "job.json").read_text())
+    table["spec"]["source"]["rows"] = "3-9,20-30,50-52"
+    (root / "job.json").write_text(json.dumps(table))
+    out = open_output(root)
+    assert list(out[:].positions) == [*range(3, 10), *range(20, 31), 50, 51, 52]
+    assert list(out[5:22].positions) == [5, 6, 7, 8, 9, 20, 21]
+    assert list(out[-3:].positions) == [50, 51, 52]
+    assert list(out[28:6:-2].positions) == [28, 26, 24, 22, 20, 8]
+
+
+def test_an_output_is_as_long_as_iterating_it_and_knows_what_it_holds(tmp_path):
+    rig.write_output(tmp_path / "out", StatesSpec(), missing=(1,))
+    out = open_output(tmp_path / "out")
+    assert len(out) == len(list(out)) == 14
+    assert [row in out for row in (0, 6, 7, 13, 14, 20, 21, -1, "0")] == [1, 1, 0, 0, 1, 1, 0, 0, 0]
+    with pytest.raises(TypeError):
+        reversed(out)
+
+
+def test_an_output_travels_to_another_process_without_its_open_files(tmp_path):
+    rig.write_output(tmp_path / "out", StatesSpec())
+    out = open_output(tmp_path / "out")
+    other = pickle.loads(pickle.dumps((out[0], out)))[1]
+    assert other.states(0).tobytes() == out.states(0).tobytes()
 
 
 def test_a_directory_without_a_job_is_refused(tmp_path):

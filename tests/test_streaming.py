@@ -11,7 +11,7 @@ import pytest
 import rig
 
 import extract
-from extract import streaming
+from extract import streaming, streaming_input
 from extract.errors import BadValue, UnknownKey
 from extract.spec import TextSpec
 from extract.text.tokens import RowRefused
@@ -76,7 +76,7 @@ def test_texts_are_taken_only_when_a_batch_is_asked_for(engines):
 
 def test_a_batch_holds_no_more_states_than_its_bound_whatever_a_text_is(engines, monkeypatch):
     monkeypatch.setattr(streaming, "MAX_STATE_BYTES", 4 * 64 * 40)
-    monkeypatch.setattr(streaming, "MAX_TEXT_BYTES", 300)
+    monkeypatch.setattr(streaming_input, "MAX_BYTES", 300)
     engine = engines.engine("llama")
     runtime = job_rig.runtime(str(engine))
     bound = max(40, runtime.contract.limits.max_tokens)
@@ -150,3 +150,132 @@ def test_the_example_of_the_docstring_runs(engines, tmp_path, monkeypatch):
     exec(part.source, {"extract": extract, "print": lambda *values: shown.append(" ".join(map(str, values)))})
     assert [line.split()[:2] for line in shown] == [["0", "ok"], ["1", "ok"], ["2", "null"]]
     assert shown[2] == "2 null 0 False"
+
+
+CHAT_TEMPLATE = "{% for message in messages %}<s>{{ message['role'] }}: {{ message['content'] }}</s>{% endfor %}"
+CHATS = [
+    [{"role": "user", "content": "What is a row?"}, {"role": "assistant", "content": "One input record."}],
+    [{"role": "user", "content": "A second one", "name": "only here"}],
+    None,
+    [],
+    [{"content": "no role"}],
+]
+
+
+@pytest.fixture(scope="module")
+def chat_engine(tmp_path_factory):
+    from extract.engine.recipe import Recipe
+
+    folder = tmp_path_factory.mktemp("chat")
+    rig.tiny_checkpoint(folder / "checkpoint", tokenizer=rig.tiny_tokenizer(chat_template=CHAT_TEMPLATE))
+    extract.build(str(folder / "checkpoint"), str(folder / "engine"), Recipe(device="cpu", max_input_tokens=96))
+    return folder / "engine"
+
+
+def test_conversations_are_written_down_by_the_engines_template(chat_engine):
+    rows = streamed(chat_engine, (chat for chat in CHATS), input="messages", rows_per_batch=2)
+    assert [row.outcome for row in rows] == ["ok", "ok", "null", "empty", "bad_text"]
+    tokenizer = rig.tiny_tokenizer(chat_template=CHAT_TEMPLATE)
+    expected = [tokenizer.apply_chat_template(chat, tokenize=True)["input_ids"] for chat in CHATS[:2]]
+    assert [row.input_ids.tolist() for row in rows[:2]] == expected
+    assert all(row.states.shape == (len(row.input_ids), 64) for row in rows[:2])
+
+
+@pytest.mark.parametrize("form", ["lists", "arrays", "tensors", "matrix", "arrow"])
+def test_ready_ids_come_in_any_form(engines, form):
+    import pyarrow as pa
+    import torch
+
+    ids = [[5, 6, 7], [8, 9, 10], [300, 5, 6]]
+    given = {
+        "lists": [*ids, None, []],
+        "arrays": [*(np.array(row, np.uint16) for row in ids), None, np.array([])],
+        "tensors": [*map(torch.tensor, ids), None, torch.tensor([])],
+        "matrix": torch.tensor(ids),
+        "arrow": pa.chunked_array([pa.array(ids[:1]), pa.array([*ids[1:], None, []])]),
+    }[form]
+    rows = streamed(engines.engine("llama"), given, input="input_ids")
+    assert [row.input_ids.tolist() for row in rows[:3]] == ids
+    assert [row.outcome for row in rows[3:]] == ([] if form == "matrix" else ["null", "empty"])
+
+
+def test_texts_come_from_columns_too(engines):
+    import pandas as pd
+    import pyarrow as pa
+
+    texts = ["one", "two", None]
+    expected = [row.input_ids.tolist() for row in streamed(engines.engine("llama"), texts)]
+    for given in (pa.array(texts), pa.chunked_array([texts]), pd.Series(texts, dtype=object), np.array(texts, object)):
+        assert [row.input_ids.tolist() for row in streamed(engines.engine("llama"), given)] == expected
+
+
+@pytest.mark.parametrize(
+    ("texts", "input", "found"),
+    [
+        ("one text", "text", "one str, expected a list or another iterable of texts"),
+        (b"one text", "text", "one bytes, expected a list or another iterable of texts"),
+        ({"text": "a"}, "text", "one dict, expected a list or another iterable of texts"),
+        (np.array([["a", "b"]]), "text", "one ndarray, expected a list or another iterable of texts"),
+        (7, "text", "one int, expected a list or another iterable of texts"),
+        ({"role": "user"}, "messages", "one dict, expected a list or another iterable of conversations"),
+        (np.array(7), "input_ids", "one ndarray, expected a list or another iterable of rows"),
+    ],
+)
+def test_what_iterates_over_something_else_than_rows_is_refused(engines, texts, input, found):
+    with pytest.raises(BadValue, match=f"stream: texts is {found}"):
+        extract.stream(engines.engine("llama"), texts, input=input)
+
+
+@pytest.mark.parametrize(
+    ("row", "input", "found"),
+    [
+        ([5, 6], "text", "list, expected a str, bytes or None"),
+        ({"role": "user", "content": "a"}, "messages", "dict, expected a list of dictionaries with role and content"),
+        ([{"role": "user", "content": object()}], "messages", r"no conversation \("),
+        ("5 6", "input_ids", "str, expected a list, array or tensor of whole numbers"),
+        ([0.5], "input_ids", "list, expected a list, array or tensor of whole numbers"),
+        ([[5], [6]], "input_ids", "list, expected a list, array or tensor of whole numbers"),
+        ([5, None], "input_ids", "list, expected a list, array or tensor of whole numbers"),
+    ],
+)
+def test_a_row_of_another_kind_is_refused_with_its_position(engines, chat_engine, row, input, found):
+    engine = chat_engine if input == "messages" else engines.engine("llama")
+    with pytest.raises(BadValue, match=f"texts: text 1 is {found}"):
+        streamed(engine, [None, row], input=input)
+
+
+def test_a_stream_that_is_left_closes_its_engine_and_what_it_reads(engines, monkeypatch):
+    from extract.engine import runtimes
+
+    closed = []
+
+    def texts():
+        try:
+            yield from itertools.repeat("a text")
+        finally:
+            closed.append("texts")
+
+    def load(engine, **_):
+        runtime = job_rig.runtime(str(engine))
+        monkeypatch.setattr(runtime, "close", lambda: closed.append("engine"), raising=False)
+        return runtime
+
+    monkeypatch.setattr(runtimes, "load_runtime", load)
+    batches = extract.stream(engines.engine("llama"), texts(), rows_per_batch=2)
+    batches.close()
+    assert closed == []  # nothing was opened yet
+    for _ in extract.stream(engines.engine("llama"), texts(), rows_per_batch=2):
+        break
+    assert sorted(closed) == ["engine", "texts"]
+
+
+def test_an_engine_that_is_loaded_must_be_the_one_that_is_named(engines):
+    with pytest.raises(BadValue, match=r"stream: runtime is engine [0-9a-f]{12}, expected .*gpt2-auto"):
+        extract.stream(engines.engine("gpt2"), [], runtime=job_rig.runtime(str(engines.engine("llama"))))
+
+
+def test_a_public_engine_is_loaded_by_a_name_that_is_text(engines):
+    runtime = extract.load_runtime(str(engines.engine("llama")), threads=1)
+    rows = [row for batch in extract.stream(str(engines.engine("llama")), ["a"], runtime=runtime) for row in batch]
+    runtime.close()
+    assert rows[0].outcome == "ok"

@@ -13,6 +13,7 @@ import numpy as np
 
 from extract.canonical import canonical_json
 from extract.engine.contract import CONTRACT_FILE, MeasuredFidelity, Runtime, read_contract
+from extract.engine.fetching import local_engine
 from extract.engine.next_token import LOGITS_BYTES
 from extract.errors import CheckpointRefused, SpecError, VerificationFailed
 from extract.fidelity_check.intervals import NUM_RESAMPLES, summarise
@@ -52,7 +53,7 @@ class ReferenceNotFinite(CheckpointRefused):
 
 
 def fidelity(
-    engine: Path,
+    engine: str | Path,
     reference: str | Path,
     *,
     source: SourceSpec | None = None,
@@ -93,7 +94,7 @@ def fidelity(
     from extract.engine.checkpoint import open_checkpoint
     from extract.engine.runtimes import load_runtime
 
-    started = time.perf_counter()
+    started, engine = time.perf_counter(), local_engine(str(engine))
     contract = read_contract(engine)
     checkpoint = open_checkpoint(reference, revision=revision, allow_pickle=allow_pickle)
     notes = check_tokenizer(engine, contract, checkpoint)

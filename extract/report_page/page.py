@@ -17,7 +17,7 @@ from extract.errors import ExtractError, SpecError
 from extract.progress import duration
 from extract.report_page.facts import Report
 from extract.report_page.gathering import DEFAULT_ROWS, gather
-from extract.storage import Place
+from extract.storage import Place, locate
 from extract.store import replace_file
 
 MARK = b'<meta name="generator" content="extract report">'
@@ -55,7 +55,7 @@ class PageUnwritable(ExtractError):
     template = "{path}: {problem}. Choose another file with -o."
 
 
-def write_report(root: Place, page: Path, rows: int = DEFAULT_ROWS) -> Report:
+def write_report(root: str | Place, page: str | Path, rows: int = DEFAULT_ROWS) -> Report:
     """Write the page of an output directory, finished or not; an earlier page of that name is replaced.
 
     Args:
@@ -67,8 +67,9 @@ def write_report(root: Place, page: Path, rows: int = DEFAULT_ROWS) -> Report:
         NotAJob: `root` is no output directory.
         NotOurPage, PageUnwritable: see there.
     """
+    page = Path(page)
     _check_place(page)
-    report = gather(root, rows)
+    report = gather(locate(root), rows)
     replace_file(page, html(report).encode("utf-8", "replace"))
     return report
 
