@@ -12,7 +12,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, get_origin, get_type_hints
 
@@ -74,6 +74,10 @@ class Commit:
     def stop_row(self) -> int:
         """One past the last source row."""
         return self.first_row + self.num_rows
+
+
+FIELD_TYPES: dict[str, type] = {name: get_origin(kind) or kind for name, kind in get_type_hints(Commit).items()}
+"""Of a record: str, int, bool or dict, by name in the order of the class."""
 
 
 def shard_name(shard: int) -> str:
@@ -221,9 +225,9 @@ def _bad(path: str, problem: str) -> BadRecord:
     return BadRecord(path=path, problem=problem, job=os.path.dirname(os.path.dirname(path)) or ".")  # noqa: PTH120
 
 
-_KEYS = tuple(sorted(field.name for field in fields(Commit)))
+_KEYS = tuple(sorted(FIELD_TYPES))
 """In the order in which `canonical_json` writes them."""
-_TYPES = tuple(get_origin(get_type_hints(Commit)[key]) or get_type_hints(Commit)[key] for key in _KEYS)
+_TYPES = tuple(FIELD_TYPES[key] for key in _KEYS)
 _decode = json.JSONDecoder().raw_decode
 
 _CHECK = b',"check":"%b"}\n'

@@ -11,11 +11,12 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, fields
+from dataclasses import asdict
+from operator import attrgetter
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-from extract.commits import Commit, committed_shards, each_commit
+from extract.commits import FIELD_TYPES, Commit, committed_shards, each_commit
 from extract.errors import SpecError, VerificationFailed
 from extract.job import StoredJob
 from extract.record_sums import RecordSums, Totals
@@ -180,20 +181,17 @@ def _scratch(job: StoredJob) -> Path:
 
 def _entry(commit: Commit) -> str:
     """A record without what passes, as `json.dumps(..., indent=1)` writes it, which takes a minute for a million."""
-    return _ENTRY % tuple(_json(getattr(commit, name)) for name in _KEPT)
+    return _ENTRY % tuple([write(value) for write, value in zip(_WRITE, _kept(commit), strict=True)])
 
 
-_KEPT = tuple(field.name for field in fields(Commit) if field.name not in ("seconds", "attempt", "worker"))
-_ENTRY = "  {" + ",".join(f'\n   "{name}": %s' for name in _KEPT) + "\n  }"
-
-
-def _json(value: str | int | dict[str, int]) -> str:
-    if isinstance(value, dict):
-        lines = ",\n".join(f"    {_string(name)}: {count}" for name, count in value.items())
-        return f"{{\n{lines}\n   }}" if lines else "{}"
-    if isinstance(value, str):
-        return _string(value)
-    return str(value) if not isinstance(value, bool) else "true" if value else "false"
+def _table(counts: dict[str, int]) -> str:
+    lines = ",\n".join([f"    {_string(name)}: {count}" for name, count in counts.items()])
+    return f"{{\n{lines}\n   }}" if lines else "{}"
 
 
 _string = json.encoder.encode_basestring
+_KEPT = {name: kind for name, kind in FIELD_TYPES.items() if name not in ("seconds", "attempt", "worker")}
+_kept = attrgetter(*_KEPT)
+_WRITE_TYPE: dict[type, Callable[[Any], str]] = {str: _string, int: str, bool: json.dumps, dict: _table}
+_WRITE = [_WRITE_TYPE[kind] for kind in _KEPT.values()]
+_ENTRY = "  {" + ",".join(f'\n   "{name}": %s' for name in _KEPT) + "\n  }"
