@@ -107,7 +107,8 @@ def _connect(url: str, retries: dict[str, Any]) -> "ObjectStore":
 
 def client_options() -> dict[str, Any]:
     """How long to wait; and plain HTTP only where an endpoint is written so."""
-    plain = any(os.environ.get(name, "").startswith("http://") for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT"))
+    endpoints = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "GOOGLE_BASE_URL")
+    plain = any(os.environ.get(name, "").startswith("http://") for name in endpoints)
     return {
         "connect_timeout": timedelta(seconds=CONNECT_S),
         "timeout": timedelta(seconds=REQUEST_S),

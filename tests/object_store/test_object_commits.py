@@ -156,13 +156,14 @@ def test_a_lost_answer_to_a_lost_race_is_a_lost_race(directory, tmp_path, monkey
     assert not (directory.data / COMMIT.data).exists()
 
 
-def test_a_store_that_never_answers_ends_the_attempts(directory, monkeypatch, at_once):
+def test_a_store_that_never_answers_ends_the_attempts(directory, scheme, monkeypatch, at_once):
     directory.root.probe()
     failing(monkeypatch, *["before"] * 20)
     with pytest.raises(StoreRefused) as refused:
         write_commit(directory.commits, COMMIT)
+    setting = {"s3": "AWS_ENDPOINT_URL", "gs": "the proxy, if there is one"}[scheme]
     assert str(refused.value) == (
-        f"{directory.commits}/shard-00012.json: the store does not answer. Check the network and AWS_ENDPOINT_URL."
+        f"{directory.commits}/shard-00012.json: the store does not answer. Check the network and {setting}."
     )
 
 

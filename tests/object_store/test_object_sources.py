@@ -111,10 +111,11 @@ def test_what_is_not_there_is_said(name, place):
     assert str(refused.value).startswith(f"{place}/{name}: no ")
 
 
-def test_a_bucket_that_is_not_there_is_a_fault_of_the_source(settings):
+def test_a_bucket_that_is_not_there_is_a_fault_of_the_source(settings, scheme):
     with pytest.raises(SourceError) as refused:
-        open_source(SourceSpec(path="s3://no-such-bucket/a.parquet"))
+        open_source(SourceSpec(path=f"{scheme}://no-such-bucket/a.parquet"))
+    advice = {"s3": "AWS_ENDPOINT_URL", "gs": "the proxy, if there is one"}[scheme]
     assert str(refused.value) == (
-        "s3://no-such-bucket: no such bucket (NoSuchBucket). Create it, or check the name and AWS_ENDPOINT_URL."
+        f"{scheme}://no-such-bucket: no such bucket (NoSuchBucket). Create it, or check the name and {advice}."
     )
-    assert locate("s3://no-such-bucket/x").name == "x"
+    assert locate(f"{scheme}://no-such-bucket/x").name == "x"

@@ -15,6 +15,12 @@ from extract.storage import BadAddress, locate
 from extract.storage.refusals import StoreRefused, refusal
 
 
+@pytest.fixture
+def scheme() -> str:
+    """The words are those of S3 servers."""
+    return "s3"
+
+
 def refused(address: str) -> str:
     with pytest.raises(StoreRefused) as caught:
         open_output(address)
