@@ -8,6 +8,7 @@ background threads beside the last one. Both give the same bytes, because window
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,12 +16,12 @@ from typing import TypeVar
 
 import numpy as np
 
-from extract.engine.contract import PassOutOfMemory, Runtime, layer_states
+from extract.engine.contract import AheadRuntime, PassOutOfMemory, Pending, Runtime, layer_states
 from extract.errors import EngineRefused, ExtractError
 from extract.packing import TokenBudget, pack, token_positions
 from extract.planning import Plan, carried_columns
 from extract.progress import Progress
-from extract.records import States, TokenRows
+from extract.records import States
 from extract.shard_windows import Window, WindowLimits, windows_of
 from extract.sources.base import Source
 from extract.text.tokens import RowTokenizer
@@ -102,57 +103,142 @@ def prepared(worker: Worker, shards: Iterable[int]) -> Iterator[Window]:
                     return
 
 
-def computed(worker: Worker, windows: Iterable[Window]) -> Iterator[Computed]:
-    """Run the forward passes of each window; out of memory halves the token budget once and says so."""
-    run, contract = worker.plan.spec.run, worker.plan.engine
-    assert run.max_tokens is not None and run.max_sequences is not None  # resolved by make_plan
-    budget = TokenBudget(
-        max_tokens=run.max_tokens,
-        max_sequences=run.max_sequences,
-        equal_length=contract.runtime.layout == "dense",
-        shared=run.share and contract.runtime.decoder == "own",
-    )
-    halved = False
-    for window in windows:
-        worker.progress.begin_window(window.piece.new_rows, len(window.piece.rows.input_ids))
-        clock = time.perf_counter()
+def computed(
+    worker: Worker, windows: Iterable[Window], ready: Callable[[], bool] = lambda: False
+) -> Iterator[Computed]:
+    """Run the forward passes of each window; out of memory halves the token budget once and says so.
+
+    Args:
+        worker: whose runtime computes.
+        windows: prepared ones.
+        ready: whether the next window is there already. A runtime that can is then given its passes before the states
+            of the window at hand are down. Nobody waits for a window while another one could be handed on: the next
+            shard may come only after that one's commit.
+    """
+    passes = _Passes(worker)
+    begun: deque[_Begun] = deque()
+    for window in _when_ready(iter(windows), ready if passes.ahead else lambda: True):
+        failure: Exception | None = None
+        if window is not None:
+            try:
+                begun.append(passes.begin(window, alone=not begun))
+            except (ExtractError, ShardBroke) as error:  # not of the windows before it
+                failure = error
+        while begun and (window is None or failure is not None or len(begun) > int(passes.ahead)):
+            first = begun.popleft()
+            yield passes.finish(first, begun[0].window if begun else None)
+        if failure is not None:
+            raise failure
+
+
+def _when_ready(windows: Iterator[Window], ready: Callable[[], bool]) -> Iterator[Window | None]:
+    """The windows, and `None` whenever the next one is not there yet, and at the end."""
+    while True:
+        if not ready():
+            yield None
+        window = next(windows, None)
+        yield window
+        if window is None:
+            return
+
+
+@dataclass(slots=True, kw_only=True)
+class _Begun:
+    """A window whose passes were begun."""
+
+    window: Window
+    states: list[States]
+    pending: list[tuple[Pending | None, int]]
+    """What each batch is waited for by (`None`: it is done), and its tokens."""
+    max_tokens: int
+
+
+class _Passes:
+    """The passes of one worker's windows.
+
+    Attributes:
+        ahead: a window may be begun before the one before it is finished.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        run, contract = worker.plan.spec.run, worker.plan.engine
+        assert run.max_tokens is not None and run.max_sequences is not None  # resolved by make_plan
+        self._worker, self._runtime = worker, worker.runtime
+        self._budget = TokenBudget(
+            max_tokens=run.max_tokens,
+            max_sequences=run.max_sequences,
+            equal_length=contract.runtime.layout == "dense",
+            shared=run.share and contract.runtime.decoder == "own",
+        )
+        self._halved = False
+        self._clock = time.perf_counter()
+        self.ahead = run.overlap and isinstance(worker.runtime, AheadRuntime)
+
+    def begin(self, window: Window, *, alone: bool) -> _Begun:
+        """Give the runtime a window's passes; `alone`: no other window is under way."""
+        if alone:
+            self._now(window)
         with blaming(window.shard):
             try:
-                states, *layers = _states_of(worker, window.piece.rows, budget)
+                return self._begun(window)
             except PassOutOfMemory as error:
-                if halved:
+                if self._halved:
                     raise
-                halved = True
-                budget = replace(budget, max_tokens=max(1, budget.max_tokens // 2))
-                worker.progress.say(f"{error} Going on with {budget.max_tokens:,} tokens a pass.")
-                states, *layers = _states_of(worker, window.piece.rows, budget)
-        seconds = time.perf_counter() - clock
-        yield Computed(
-            window=window, states=states, layers=tuple(layers), seconds=seconds, max_tokens=budget.max_tokens
+                self._halved = True
+                largest = min(self._budget.max_tokens, self._worker.plan.engine.limits.pass_tokens or 2**63)
+                self._budget = replace(self._budget, max_tokens=max(1, largest // 2))
+                self._worker.progress.say(f"{error} Going on with {self._budget.max_tokens:,} tokens a pass.")
+                return self._begun(window)
+
+    def finish(self, begun: _Begun, following: Window | None) -> Computed:
+        """Wait for a window's states; `following` is the one that is under way then."""
+        progress = self._worker.progress
+        with blaming(begun.window.shard):
+            for pending, num_tokens in begun.pending:
+                if pending is not None:
+                    clock = time.perf_counter()
+                    pending.wait()
+                    progress.spent("forward", time.perf_counter() - clock)
+                    progress.advance(tokens=num_tokens)
+        seconds = time.perf_counter() - self._clock
+        if following is not None:
+            self._now(following)
+        states, *layers = begun.states
+        return Computed(
+            window=begun.window, states=states, layers=tuple(layers), seconds=seconds, max_tokens=begun.max_tokens
         )
 
+    def _now(self, window: Window) -> None:
+        """From here on time is this window's."""
+        self._worker.progress.begin_window(window.piece.new_rows, len(window.piece.rows.input_ids))
+        self._clock = time.perf_counter()
 
-def _states_of(worker: Worker, rows: TokenRows, budget: TokenBudget) -> list[States]:
-    """The final states of a window, then those of each layer that is asked for."""
-    kind, layers = worker.plan.spec.states.kind, worker.plan.spec.states.layers
-    dtype = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}[worker.plan.engine.output.dtype]
-    if kind == "mean":
-        dtype = np.float32
-    width = worker.plan.engine.output.width
-    has_tokens = np.diff(rows.offsets) > 0
-    place = np.cumsum(has_tokens) - 1
-    count = len(rows.input_ids) if kind == "tokens" else int(np.count_nonzero(has_tokens))
-    states = [np.empty((count, width), dtype) for _ in range(1 + len(layers))]
-    for batch in pack(rows, budget):
-        if worker.stop.is_set():
-            raise _Stopped
-        where = token_positions(rows.offsets, batch.members) if kind == "tokens" else place[batch.members]
-        clock = time.perf_counter()
-        for kept, found in zip(states, layer_states(worker.runtime, batch, kind, layers), strict=True):
-            kept[where] = found
-        worker.progress.spent("forward", time.perf_counter() - clock)
-        worker.progress.advance(tokens=batch.num_tokens)
-    return states
+    def _begun(self, window: Window) -> _Begun:
+        """States hold the final ones, then those of each layer that is asked for."""
+        worker, rows = self._worker, window.piece.rows
+        kind, layers = worker.plan.spec.states.kind, worker.plan.spec.states.layers
+        dtype = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}[worker.plan.engine.output.dtype]
+        if kind == "mean":
+            dtype = np.float32
+        has_tokens = np.diff(rows.offsets) > 0
+        place = np.cumsum(has_tokens) - 1
+        count = len(rows.input_ids) if kind == "tokens" else int(np.count_nonzero(has_tokens))
+        states = [np.empty((count, worker.plan.engine.output.width), dtype) for _ in range(1 + len(layers))]
+        pending: list[tuple[Pending | None, int]] = []
+        for batch in pack(rows, self._budget):
+            if worker.stop.is_set():
+                raise _Stopped
+            where = token_positions(rows.offsets, batch.members) if kind == "tokens" else place[batch.members]
+            clock = time.perf_counter()
+            if self.ahead and isinstance(self._runtime, AheadRuntime):
+                pending.append((self._runtime.submit(batch, kind, layers, states, where), batch.num_tokens))
+                worker.progress.spent("forward", time.perf_counter() - clock)
+                continue
+            for kept, found in zip(states, layer_states(self._runtime, batch, kind, layers), strict=True):
+                kept[where] = found
+            worker.progress.spent("forward", time.perf_counter() - clock)
+            worker.progress.advance(tokens=batch.num_tokens)
+        return _Begun(window=window, states=states, pending=pending, max_tokens=self._budget.max_tokens)
 
 
 @contextmanager
@@ -184,7 +270,10 @@ def run_stages(
         raise AnotherEngineLoaded(found=found[:16], expected=expected[:16])
     try:
         if worker.plan.spec.run.overlap:
-            with ahead(prepared(worker, shards), depth=2) as windows, ahead(computed(worker, windows), depth=1) as done:
+            with (
+                ahead(prepared(worker, shards), depth=2) as windows,
+                ahead(computed(worker, windows, windows.ready), depth=1) as done,
+            ):
                 yield from write(done)
         else:
             yield from write(computed(worker, prepared(worker, shards)))
@@ -213,6 +302,10 @@ class ahead(Iterator[T]):
         self._leaving.set()
         # Who interrupts twice does not wait for a read that hangs; the thread never writes, so it may be left behind.
         self._thread.join(GRACE_S if kind is KeyboardInterrupt else None)
+
+    def ready(self) -> bool:
+        """Whether `next` would not wait."""
+        return not self._queue.empty()
 
     def __next__(self) -> T:
         item, error = self._queue.get()

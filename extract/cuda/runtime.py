@@ -1,8 +1,8 @@
 """The runtime of engines that our own packed decoder runs on a card: token batches -> states, one pass ahead.
 
-`submit` queues a batch and returns at once; `Pending.result` waits for it. Whoever asks for one batch at a time
-(`hidden_states`) gets the same numbers, and only the copies inside the batch overlap. States have the computing type
-(bfloat16, or float32), because they cross the bus and lie in host memory: the final norm itself is float32.
+`submit` queues a batch and returns at once; `wait` on what it returns waits for it. Whoever asks for one batch at a
+time (`hidden_states`) gets the same numbers, and only the copies inside the batch overlap. States have the computing
+type (bfloat16, or float32), because they cross the bus and lie in host memory: the final norm itself is float32.
 """
 
 from collections.abc import Sequence
@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from extract.cuda.decoder import PackedDecoder
-from extract.cuda.passes import BatchPlan, Pass, plan_batch
-from extract.cuda.transfers import Transfers
+from extract.cuda.passes import Pass, plan_batch
+from extract.cuda.transfers import Target, Transfers
 from extract.engine.contract import Contract, PassOutOfMemory
-from extract.records import States, TokenBatch
+from extract.records import Int32, Int64, States, TokenBatch
 from extract.spec import OutputKind
 from extract.tensorrt.card import Card
 
@@ -24,19 +24,28 @@ SHORTEST_BUCKET = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Pending:
-    """A batch that was submitted. Ask in the order of submission, from the thread that submits."""
+class Submitted:
+    """A batch that was submitted. See `extract.engine.contract.Pending`.
+
+    Attributes:
+        last_pass: number of its last pass.
+        shared: what sequences share is computed once: outputs [num_outputs, H] that are copied to more places.
+        index: int32, which output is whose; `None`: they are where they belong already.
+    """
 
     transfers: Transfers
     last_pass: int
-    states: tuple[States, ...]
-    plan: BatchPlan
+    into: Sequence[States]
+    rows: Int64 | slice
+    shared: Sequence[States]
+    index: Int32 | None
 
-    def result(self) -> tuple[States, ...]:
-        """Wait for the batch: its final-norm states, then those of the layers asked for."""
+    def wait(self) -> None:
+        """Until the states are where they belong."""
         self.transfers.deliver(self.last_pass)
-        index = self.plan.output_index
-        return self.states if index is None else tuple(states[index] for states in self.states)
+        if self.index is not None:
+            for array, outputs in zip(self.into, self.shared, strict=True):
+                array[self.rows] = outputs[self.index]
 
 
 class CudaRuntime:
@@ -60,39 +69,54 @@ class CudaRuntime:
         return f"torch cuda ({self._decoder.precision})"
 
     @property
+    def decoder(self) -> PackedDecoder:
+        """What computes."""
+        return self._decoder
+
+    @property
     def pass_tokens(self) -> int:
         """Tokens of the largest pass."""
         return self.contract.limits.pass_tokens or self.contract.limits.max_tokens
 
     def hidden_states(self, batch: TokenBatch, kind: OutputKind) -> States:
         """[T, H] for "tokens", else [B, H]; see `Runtime.hidden_states`."""
-        return self.submit(batch, kind).result()[0]
+        return self.layer_states(batch, kind, ())[0]
 
     def layer_states(self, batch: TokenBatch, kind: OutputKind, layers: Sequence[int]) -> tuple[States, ...]:
         """The same, then those after each of `layers`; see `LayerRuntime.layer_states`."""
-        return self.submit(batch, kind, layers).result()
+        shape = (batch.num_tokens if kind == "tokens" else batch.num_sequences, self.contract.output.width)
+        into = tuple(np.empty(shape, self._dtype_of(kind)) for _ in range(1 + len(layers)))
+        self.submit(batch, kind, layers, into, None).wait()
+        return into
 
-    def submit(self, batch: TokenBatch, kind: OutputKind, layers: Sequence[int] = ()) -> Pending:
-        """Queue the passes of a batch.
-
-        Raises:
-            PassOutOfMemory: a pass does not fit; what was submitted before is not lost.
-        """
+    def submit(
+        self, batch: TokenBatch, kind: OutputKind, layers: Sequence[int], into: Sequence[States], rows: Int64 | None
+    ) -> Submitted:
+        """Queue the passes of a batch; see `AheadRuntime.submit`."""
         plan = plan_batch(batch.input_ids, batch.cu_seqlens, kind, pass_tokens=self.pass_tokens, share=self.share)
-        dtype = np.dtype(np.float32) if kind == "mean" else _NUMPY[self._decoder.output_dtype]
-        shape = (plan.num_outputs, self.contract.output.width)
-        states = tuple(np.empty(shape, dtype) for _ in range(1 + len(layers)))
+        place: Int64 | slice = slice(None) if rows is None else rows
+        outputs = into
+        if plan.output_index is not None:
+            shape = (plan.num_outputs, self.contract.output.width)
+            outputs, place = tuple(np.empty(shape, self._dtype_of(kind)) for _ in into), slice(None)
         number = 0
         try:
             for one in plan.passes:
-                number = self._start(one, kind, tuple(layers), states)
+                number = self._start(one, kind, tuple(layers), outputs, place)
         except (torch.OutOfMemoryError, MemoryError) as error:
             raise self._out_of_memory(batch) from error
         except RuntimeError as error:
             if "out of memory" not in str(error) and "can't allocate memory" not in str(error):
                 raise
             raise self._out_of_memory(batch) from error
-        return Pending(transfers=self._transfers, last_pass=number, states=states, plan=plan)
+        return Submitted(
+            transfers=self._transfers,
+            last_pass=number,
+            into=into,
+            rows=slice(None) if rows is None else rows,
+            shared=outputs,
+            index=plan.output_index,
+        )
 
     def close(self) -> None:
         """Give the card's memory back."""
@@ -100,7 +124,9 @@ class CudaRuntime:
         del self._decoder
         self._card.close()
 
-    def _start(self, one: Pass, kind: OutputKind, layers: tuple[int, ...], states: tuple[States, ...]) -> int:
+    def _start(
+        self, one: Pass, kind: OutputKind, layers: tuple[int, ...], outputs: Sequence[States], place: Int64 | slice
+    ) -> int:
         arrays = [one.input_ids, one.positions, one.cu_queries]
         if one.cu_keys is not None and one.key_index is not None:
             arrays += [one.cu_keys, one.key_index]
@@ -126,7 +152,11 @@ class CudaRuntime:
             return tuple(_means(part if key_index is None else part[key_index], bounds) for part in found)
 
         rows = slice(one.first_output, one.first_output + count)
-        return self._transfers.start(arrays, work, tuple(part[rows] for part in states))
+        own = rows if isinstance(place, slice) else place[rows]
+        return self._transfers.start(arrays, work, tuple(Target(array, own) for array in outputs))
+
+    def _dtype_of(self, kind: OutputKind) -> type[np.generic]:
+        return np.uint16 if self._decoder.output_dtype == torch.bfloat16 and kind != "mean" else np.float32
 
     def _out_of_memory(self, batch: TokenBatch) -> PassOutOfMemory:
         if torch.cuda.is_available():
@@ -140,9 +170,6 @@ class CudaRuntime:
 def _means(states: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Tensor:
     """Mean over each sequence, float32 [B, H]: each sum in the order of its tokens, and without asking the card."""
     return torch.segment_reduce(states.float(), "mean", offsets=cu_seqlens.long(), axis=0, unsafe=True)
-
-
-_NUMPY = {torch.float32: np.dtype(np.float32), torch.bfloat16: np.dtype(np.uint16)}
 
 
 def _bucket(longest: int, max_positions: int) -> int:

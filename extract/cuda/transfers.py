@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from extract.records import Int32, States
+from extract.records import Int32, Int64, States
 from extract.tensorrt.card import Card, Event
 
 NUM_SLOTS = 3
@@ -25,6 +25,14 @@ ALIGNMENT = 4
 
 Work = Callable[[list[torch.Tensor]], tuple[torch.Tensor, ...]]
 """A pass: int32 arrays on the card -> states on the card. It asks the card for no numbers."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Target:
+    """Where [n, H] states belong: `array[rows]`, in the array's type; `rows` is a slice or int64 [n]."""
+
+    array: States
+    rows: slice | Int64
 
 
 @dataclass(slots=True)
@@ -37,7 +45,7 @@ class Slot:
         arrived: page-locked bytes that states come down to.
         number: of its pass, counted from 1.
         states: on the card, kept until they are down.
-        targets: where they belong, one array for each of `states`.
+        targets: where they belong, one for each of `states`.
         downloaded: event behind the last copy down.
     """
 
@@ -46,7 +54,7 @@ class Slot:
     arrived: torch.Tensor
     number: int = 0
     states: tuple[torch.Tensor, ...] = ()
-    targets: tuple[States, ...] = ()
+    targets: tuple[Target, ...] = ()
     downloaded: Event | None = None
 
 
@@ -61,13 +69,13 @@ class Transfers:
         self._in_flight: deque[Slot] = deque()
         self._number = 0
 
-    def start(self, arrays: Sequence[Int32], work: Work, targets: tuple[States, ...]) -> int:
+    def start(self, arrays: Sequence[Int32], work: Work, targets: tuple[Target, ...]) -> int:
         """Queue one pass and the copies around it.
 
         Args:
             arrays: what goes up; they may change as soon as this returns.
             work: what runs on the card, given them in their order.
-            targets: contiguous arrays that the states of `work` are copied to, bit by bit, by `deliver`.
+            targets: what the states of `work` are copied to, bit by bit, by `deliver`.
 
         Returns:
             The number of the pass. Where all slots are taken it first delivers the oldest pass.
@@ -98,9 +106,10 @@ class Transfers:
             assert slot.downloaded is not None
             slot.downloaded.synchronize()
             arrived, place = slot.arrived.numpy(), 0
-            for target in slot.targets:
-                target.reshape(-1).view(np.uint8)[:] = arrived[place : place + target.nbytes]
-                place += target.nbytes
+            for one, target in zip(slot.states, slot.targets, strict=True):
+                part = arrived[place : place + one.nbytes].view(target.array.dtype)
+                target.array[target.rows] = part.reshape(one.shape)
+                place += one.nbytes
             slot.states, slot.targets, slot.downloaded = (), (), None
             self._idle.append(slot)
 
@@ -121,15 +130,15 @@ class Transfers:
         given = [slot.uploaded[start : start + len(array)] for start, array in zip(starts, arrays, strict=False)]
         return given, self._up.record()
 
-    def _download(self, slot: Slot, states: tuple[torch.Tensor, ...], targets: tuple[States, ...]) -> None:
-        size = sum(target.nbytes for target in targets)
+    def _download(self, slot: Slot, states: tuple[torch.Tensor, ...], targets: tuple[Target, ...]) -> None:
+        size = sum(one.nbytes for one in states)
         if len(slot.arrived) < size:
             slot.arrived = self._card.pinned((size,), torch.uint8)
         slot.states, slot.targets = states, targets
         self._down.wait(self._compute.record())
         place = 0
-        for one, target in zip(states, targets, strict=True):
-            part = slot.arrived[place : place + target.nbytes].view(one.dtype).view(one.shape)
+        for one in states:
+            part = slot.arrived[place : place + one.nbytes].view(one.dtype).view(one.shape)
             self._down.copy(part, one)
-            place += target.nbytes
+            place += one.nbytes
         slot.downloaded = self._down.record()

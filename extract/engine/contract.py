@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from extract.canonical import blocks_digest, canonical_json, digest, file_digest
 from extract.errors import EngineRefused, ExtractError
-from extract.records import States, TokenBatch
+from extract.records import Int64, States, TokenBatch
 from extract.settings import parse
 from extract.spec import OutputKind
 
@@ -22,6 +22,10 @@ FORMAT_VERSION = 1
 MAX_CONTRACT_BYTES = 16 * 2**20
 MOST_NAMES = 4
 """Layers and linears that are named where a precision is described."""
+
+COMPILED_FILE = "regions.pt2"
+"""Machine code that a build compiled. It follows from the rest of an engine, and no compiler writes it twice alike: it
+is checked like every file, and is no part of the engine's id."""
 
 LARGE_BYTES = 2**30
 """Files from here on are hashed by blocks: one sha256 over 15 GB of weights would take ten seconds at every start."""
@@ -91,7 +95,7 @@ class RuntimeIdentity:
     """packed: any sequences end to end; dense: only equal-length sequences share a pass."""
     attention: str
     decoder: Literal["own", "transformers", "vendor"] = "transformers"
-    """own: our packed decoder for a CPU, from `decoder.json`; transformers: the family's own model; vendor: the runtime
+    """own: our packed decoder, from `decoder.json`; transformers: the family's own model; vendor: the runtime
     package's own."""
     micro_batch: int | None = None
     """Tokens that one thread of the own decoder carries through all layers."""
@@ -99,6 +103,9 @@ class RuntimeIdentity:
     """Threads of a run that names no number; `None` is as many as it may use."""
     tensorrt: str | None = None
     """Version of TensorRT, which alone can read the engine file."""
+    compile: Literal["ahead", "jit", "none"] | None = None
+    """Of the own decoder on a card: how what lies between products is compiled; `None` is at every start, where that
+    can be. ahead: by the build, into `COMPILED_FILE`, for this version of torch alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +156,7 @@ class Limits:
     pass_tokens: int | None = None
     """Tokens of one forward pass, where the runtime splits a batch into several; `None`: a batch is one pass."""
     memory_bytes: int | None = None
-    """Memory that the engine needs on its card, as the vendor's package says after the build."""
+    """Free memory that the engine needs on its card: our own arithmetic, or what the vendor's package says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,6 +327,7 @@ class Contract:
         for measured in ("measured", "proof", "fidelity", "probe"):
             del table[measured]
         table["limits"]["memory_bytes"] = None
+        table["files"] = [file for file in table["files"] if file["name"] != COMPILED_FILE]
         return digest(_without_nothing(table))
 
 
@@ -373,6 +381,35 @@ class LayerRuntime(Runtime, Protocol):
         Raises:
             PassOutOfMemory: the pass does not fit; a smaller one may.
             NoLayerStates: the engine cannot give them.
+        """
+
+
+class Pending(Protocol):
+    """States that are on their way."""
+
+    def wait(self) -> None:
+        """Until they are where they belong."""
+
+
+@runtime_checkable
+class AheadRuntime(LayerRuntime, Protocol):
+    """A runtime that takes the next batch while the last one is still computed."""
+
+    def submit(
+        self, batch: TokenBatch, kind: OutputKind, layers: Sequence[int], into: Sequence[States], rows: Int64 | None
+    ) -> Pending:
+        """Begin what `layer_states` does, and return before it is done.
+
+        Args:
+            batch: as there; it may change as soon as this returns.
+            kind: as there.
+            layers: as there.
+            into: 1 + len(layers) arrays of the states' type; `into[i][rows]` is written at any time until `wait`
+                returns. One thread submits and waits, in one order.
+            rows: int64, where each state belongs; `None`: they fill the arrays.
+
+        Raises:
+            PassOutOfMemory: the pass does not fit; what was submitted before is not lost.
         """
 
 

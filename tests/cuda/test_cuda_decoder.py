@@ -32,7 +32,6 @@ from test_packed_decoder import (
 
 from extract.cuda.fp8 import quantized
 from extract.cuda.regions import fuse
-from extract.shards.values import as_float32
 
 any_case = pytest.fixture(scope="module", params=CASES, ids=case_name, name="any_case")(written)
 rich = pytest.fixture(scope="module", params=RICH, ids=case_name, name="rich")(written)
@@ -175,10 +174,19 @@ def test_fused_regions_are_few_graphs_that_give_the_same_states(softcapped: Tiny
     assert len(graphs) <= 12  # of four layers
 
 
-def test_results_come_in_the_order_in_which_they_are_asked_for(rich: Tiny) -> None:
-    found = runtime(rich)
+@pytest.mark.parametrize("share", [True, False], ids=["sharing", "plain"])
+@pytest.mark.parametrize("kind", ["tokens", "last", "mean", "first"])
+def test_batches_submitted_ahead_are_written_where_they_belong(softcapped: Tiny, kind: Any, share: bool) -> None:
+    found = runtime(softcapped, "bfloat16", share=share, pass_tokens=90)
     parts = [ROWS[:9], ROWS[9:14], ROWS[14:]]
-    expected = [states(found, part) for part in parts]
-    pending = [found.submit(batch(part), "tokens") for part in parts]
-    for one, other in zip(pending, expected, strict=True):
-        assert np.array_equal(as_float32(one.result()[0]), other)
+    given = [batch(part) for part in parts]
+    expected = [found.layer_states(one, kind, (2,)) for one in given]
+    counts = [len(one[0]) for one in expected]
+    order = np.random.default_rng(1).permutation(sum(counts))
+    into = [np.zeros((sum(counts), expected[0][0].shape[1]), one.dtype) for one in expected[0]]
+    rows = np.split(order, np.cumsum(counts)[:-1])
+    pending = [found.submit(one, kind, (2,), into, where) for one, where in zip(given, rows, strict=True)]
+    for one in pending:
+        one.wait()
+    for where, one in zip(rows, expected, strict=True):
+        assert all(np.array_equal(array[where], part) for array, part in zip(into, one, strict=True))
