@@ -56,22 +56,25 @@ class CudaRuntime:
         decoder: its weights on the card.
         card: that card.
         share: compute common prefixes and exact duplicates of a pass once.
+
+    Attributes:
+        decoder: what passes run.
     """
 
     def __init__(self, contract: Contract, decoder: PackedDecoder, card: Card, *, share: bool) -> None:
         self.contract, self.share = contract, share
-        self._decoder, self._card = decoder, card
+        self.decoder, self._card = decoder, card
         self._transfers = Transfers(card)
 
     @property
     def arithmetic(self) -> str:
         """What decides the last bits: torch's release is in the contract, so is the card."""
-        return f"torch cuda ({self._decoder.precision})"
+        return f"torch cuda ({self.decoder.precision})"
 
     @property
     def decoder(self) -> PackedDecoder:
         """What computes."""
-        return self._decoder
+        return self.decoder
 
     @property
     def pass_tokens(self) -> int:
@@ -121,7 +124,7 @@ class CudaRuntime:
     def close(self) -> None:
         """Give the card's memory back."""
         self._transfers.close()
-        del self._decoder
+        del self.decoder
         self._card.close()
 
     def _start(
@@ -131,12 +134,12 @@ class CudaRuntime:
         if one.cu_keys is not None and one.key_index is not None:
             arrays += [one.cu_keys, one.key_index]
         count = len(one.cu_queries) - 1 if kind in ("last", "mean") else len(one.input_ids)
-        longest = _bucket(one.longest, self._decoder.max_positions)
+        longest = _bucket(one.longest, self.decoder.max_positions)
 
         @torch.no_grad()
         def work(given: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
             cu_keys, key_index = given[3:] if len(given) == 5 else (None, None)
-            found = self._decoder.layer_states(
+            found = self.decoder.layer_states(
                 given[0],
                 given[1],
                 given[2],
@@ -156,7 +159,7 @@ class CudaRuntime:
         return self._transfers.start(arrays, work, tuple(Target(array, own) for array in outputs))
 
     def _dtype_of(self, kind: OutputKind) -> type[np.generic]:
-        return np.uint16 if self._decoder.output_dtype == torch.bfloat16 and kind != "mean" else np.float32
+        return np.uint16 if self.decoder.output_dtype == torch.bfloat16 and kind != "mean" else np.float32
 
     def _out_of_memory(self, batch: TokenBatch) -> PassOutOfMemory:
         if torch.cuda.is_available():

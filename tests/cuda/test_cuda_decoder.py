@@ -168,7 +168,7 @@ def test_fused_regions_are_few_graphs_that_give_the_same_states(softcapped: Tiny
         return graph.forward
 
     torch._dynamo.reset()
-    fuse(found._decoder.modules(), backend=backend)
+    fuse(found.decoder.modules(), backend=backend)
     for kind in ("last", "tokens", "tokens"):
         assert distance(states(found, kind=kind), expected[kind]) <= 1e-6
     assert len(graphs) <= 12  # of four layers
