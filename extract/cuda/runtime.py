@@ -77,6 +77,11 @@ class CudaRuntime:
         return self.decoder
 
     @property
+    def decoder(self) -> PackedDecoder:
+        """What computes."""
+        return self._decoder
+
+    @property
     def pass_tokens(self) -> int:
         """Tokens of the largest pass."""
         return self.contract.limits.pass_tokens or self.contract.limits.max_tokens

@@ -2,11 +2,10 @@
 
 Reads the file that every decoder of ours reads, in the type that is stored there; rounding to the computing type, and
 to FP8, happens on the device. FP8 weights are not stored: every load hashes the whole file anyway, so a second, smaller
-copy would make it read more, not less, and rounding 7 billion weights takes a card a hundredth of a second. No more
-than one layer is on the device twice.
+copy would make it read more, not less, and rounding 7 billion weights takes a card a hundredth of a second. The next
+layer is read while one is put together, so that two layers at most are on the device twice.
 """
 
-import warnings
 from typing import Literal
 
 import numpy as np
@@ -21,6 +20,7 @@ from extract.cuda.attention import Backend
 from extract.cuda.decoder import Layer, PackedDecoder
 from extract.cuda.fp8 import FP8
 from extract.cuda.linears import Linear, ScaledLinear
+from extract.cuda.loading import WeightsLoader
 from extract.cuda.regions import AddAndRead, Embed, Gated, Heads, Norm, Read, Round
 
 Precision = Literal["float32", "bfloat16", "fp8"]
@@ -55,8 +55,10 @@ def load_decoder(
     Raises:
         UnfitWeights: a tensor is missing, or of another shape or type.
     """
-    assembly = _Assembly(architecture, weights, precision, torch.device(device), max_positions, backend)
-    return assembly.decoder().requires_grad_(False).eval()
+    device = torch.device(device)
+    with WeightsLoader(weights, device) as loader:
+        assembly = _Assembly(architecture, weights, loader, precision, device, max_positions, backend)
+        return assembly.decoder().requires_grad_(False).eval()
 
 
 class _Assembly:
@@ -64,12 +66,14 @@ class _Assembly:
         self,
         architecture: Architecture,
         weights: WeightsFile,
+        loader: WeightsLoader,
         precision: Precision,
         device: torch.device,
         max_positions: int,
         backend: Backend,
     ) -> None:
-        self.architecture, self.weights, self.precision = architecture, weights, precision
+        self.architecture, self.weights, self.loader, self.precision = architecture, weights, loader, precision
+        self.stored = [layer_weights(weights, architecture, number) for number in range(len(architecture.layers))]
         self.device, self.max_positions, self.backend = device, max_positions, backend
         self.computed = COMPUTED[precision]
         self.read_type = FP8 if precision == "fp8" else self.computed
@@ -80,11 +84,9 @@ class _Assembly:
 
     def decoder(self) -> PackedDecoder:
         a = self.architecture
-        table = self._tensor(embedding(self.weights, a))
-        numbers = range(len(a.layers))
-        reads = [layer_weights(self.weights, a, number).attention_norm for number in numbers]
-        reads.append(final_norm(self.weights, a))
-        layers = [self._layer(number, self._norm(reads[number + 1])) for number in numbers]
+        table = self.loader.take(embedding(self.weights, a))
+        reads = [*(found.attention_norm for found in self.stored), final_norm(self.weights, a)]
+        layers = [self._layer(number, self._norm(reads[number + 1])) for number in range(len(a.layers))]
         return PackedDecoder(
             a,
             self.precision,
@@ -98,7 +100,9 @@ class _Assembly:
     def _layer(self, number: int, after: Norm | None) -> Layer:
         """One layer; `after` is the norm through which the next one, or the states, read the residual stream."""
         a, kind = self.architecture, self.architecture.layers[number]
-        found = layer_weights(self.weights, a, number)
+        for soon in self.stored[number : number + 2]:
+            self.loader.begin((soon.q, soon.k, soon.v, soon.o, soon.gate, soon.up, soon.down))
+        found = self.stored[number]
         last = number == len(a.layers) - 1
         cos, sin = (None, None) if kind.rotary is None else self.rotary[kind.rotary]
         over_projection = a.head_norm == "projection"
@@ -126,7 +130,7 @@ class _Assembly:
 
     def _linear(self, blocks: list[Weights], biases: list[Float32 | None]) -> Linear | ScaledLinear:
         """Blocks [N_i, K] one under the other, and their biases."""
-        weight = torch.cat([self._tensor(block).to(self.computed) for block in blocks])
+        weight = torch.cat([self.loader.take(block).to(self.computed) for block in blocks])
         present = [self._float32(bias) for bias in biases if bias is not None]
         bias = torch.cat(present).to(self.computed) if present else None
         return (ScaledLinear if self.precision == "fp8" else Linear)(weight, bias)
@@ -136,12 +140,3 @@ class _Assembly:
 
     def _float32(self, values: Float32) -> torch.Tensor:
         return torch.from_numpy(np.array(values, np.float32)).to(self.device)
-
-    def _tensor(self, values: Weights) -> torch.Tensor:
-        """A copy on the device, in the type that is stored."""
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # it is only read, once
-            found = torch.from_numpy(values)
-        if values.dtype == np.uint16:
-            found = found.view(torch.bfloat16)
-        return found.to(self.device, copy=True)

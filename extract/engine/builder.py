@@ -17,6 +17,7 @@ from extract.cpu.kernels import HIGH
 from extract.cpu.linear_names import linears_of, nearest
 from extract.engine.comparison import compare
 from extract.engine.contract import (
+    COMPILED_FILE,
     CONTRACT_FILE,
     CheckpointIdentity,
     Contract,
@@ -54,7 +55,8 @@ class NoOwnDecoder(SpecError):
     """The recipe needs our own decoder, which cannot run this checkpoint."""
 
     template = (
-        "{where}: it asks for our own decoder (or for int8 or fp8, which only that has), but {reason}. "
+        "{where}: it asks for our own decoder (or for int8, fp8, passes or a way to compile, which only that has), "
+        "but {reason}. "
         "Leave out --decoder own, or choose --dtype float32 or bfloat16."
     )
 
@@ -126,6 +128,9 @@ def _build_torch(
     from extract.text.tokenizer_export import export_tokenizer
 
     device = this_device(recipe.device)
+    for key, found in (("compile", recipe.compile), ("pass_tokens", recipe.pass_tokens)):
+        if device.type == "cpu" and found not in ("auto", None):
+            raise RecipeDoesNotFit(where="recipe", key=key, found=found, expected="for a card alone; leave it out here")
     dtype = resolve_dtype(recipe, device, opened.dtype)
     tokenizer = load_tokenizer(opened)
     identity = export_tokenizer(tokenizer, draft) if tokenizer is not None else TokenizerIdentity(kind="none")
@@ -133,10 +138,11 @@ def _build_torch(
     proven = prove_own(draft, plain, recipe, dtype, device, say) if plain.facts is not None else None
     if proven is None or proven.refused is not None:
         reasons = [plain.not_own if proven is None else proven.refused]
-        if recipe.decoder == "own" or dtype in ("int8", "fp8"):
+        if recipe.decoder == "own" or dtype in ("int8", "fp8") or recipe.compile != "auto" or recipe.pass_tokens:
             reason = reasons[0] or "that runs packed only, and not in float16"
             raise NoOwnDecoder(where="recipe", reason=reason.rstrip("."))
-        (draft / ARCHITECTURE_FILE).unlink(missing_ok=True)
+        for name in (ARCHITECTURE_FILE, COMPILED_FILE):
+            (draft / name).unlink(missing_ok=True)
         proven = prove_transformers(
             draft, plain, recipe, dtype, device, reasons, allow_no_final_norm=allow_no_final_norm, say=say
         )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from extract.cpu.architecture import write_architecture
 from extract.cpu.linear_names import linears_of, short_names
 from extract.engine.contract import (
+    COMPILED_FILE,
     CheckpointIdentity,
     Contract,
     Device,
@@ -75,7 +76,10 @@ def prove_own(
     into = f"{dtype} and bfloat16" if recipe.high_precision else dtype
     say(f"proving our own packed decoder in {into}: rows must not touch each other, and must equal the plain model")
     write_architecture(draft, plain.facts.architecture)
-    found = (_own_on_card if device.type == "cuda" else _own_on_cpu)(draft, plain, plain.facts, recipe, dtype, device)
+    if device.type == "cuda":
+        found = _own_on_card(draft, plain, plain.facts, recipe, dtype, say)
+    else:
+        found = _own_on_cpu(draft, plain, plain.facts, recipe, dtype, device)
     runtime = found.open(_unfinished(found, plain))
     try:
         proof, bound, refused = try_own(runtime, plain.facts)
@@ -106,21 +110,30 @@ def _own_on_cpu(
 
 
 def _own_on_card(
-    draft: Path, plain: PlainStates, facts: "PlainFacts", recipe: Recipe, dtype: str, device: Device
+    draft: Path, plain: PlainStates, facts: "PlainFacts", recipe: Recipe, dtype: str, say: Callable[[str], None]
 ) -> Proven:
-    from extract.cuda.opening import open_cuda_runtime, terms_on_card
+    from extract.cuda.opening import compile_engine, open_cuda_runtime, terms_on_card
 
-    limits = _limits(recipe, device.type, plain.max_positions)
-    terms = terms_on_card(facts.architecture, dtype, limits, path="recipe")
+    limits = dataclasses.replace(_limits(recipe, "cuda", plain.max_positions), pass_tokens=recipe.pass_tokens)
+    how = None if recipe.compile == "auto" else recipe.compile
+    terms = terms_on_card(facts.architecture, dtype, limits, path="recipe", how=how)
+
+    def opened(contract: Contract) -> Runtime:
+        if how == "ahead" and not (draft / COMPILED_FILE).is_file():
+            say("compiling what lies between products for this card")
+            compile_engine(draft, contract)
+        return open_cuda_runtime(draft, contract)
+
+    identity = _identity("packed", terms.attention, decoder="own", recipe=recipe)
     return Proven(
-        runtime=_identity("packed", terms.attention, decoder="own", recipe=recipe),
+        runtime=dataclasses.replace(identity, compile=how),
         device=terms.device,
         precision=Precision(weights=plain.stored, activations=dtype, output=terms.output),
         limits=terms.limits,
         output=_output(facts, terms.output),
         proof=Proof(neighbour=0.0, moved=0.0, plain=0.0),
         bound=facts.noise_bound,
-        open=lambda contract: open_cuda_runtime(draft, contract),
+        open=opened,
     )
 
 

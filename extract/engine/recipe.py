@@ -36,7 +36,11 @@ class Recipe:
     """Token budget of one batch; `None` is 16,384 on a CPU (4,096 with transformers' decoder), 131,072 on a card, and
     1,048,576 with tensorrt-llm, whose runtime splits a batch into passes."""
     pass_tokens: int | None = None
-    """tensorrt-llm: most tokens of one pass; `None` is the most that the widest tensor and the card's memory allow."""
+    """On a card (tensorrt-llm, or our own decoder): most tokens of one pass; `None` is the most that the widest tensor
+    and the card's memory allow."""
+    compile: Literal["auto", "ahead", "jit", "none"] = "auto"
+    """Our own decoder on a card, what lies between its products: ahead compiles it into the engine, for this kind of
+    card and this release of torch, jit at every start (auto: where Triton is), none runs it as it is."""
     states: Literal["tokens", "last"] = "tokens"
     """tensorrt-llm: the states that the engine puts out, of every token or of each sequence's last one."""
     cache: Literal["none", "paged"] = "none"
@@ -88,6 +92,11 @@ class Recipe:
         for key in VENDOR_KEYS:
             if getattr(self, key) != _default(key):
                 raise ValueError(f'{key}: left out, or runtime "tensorrt-llm"')
+        for key in ("pass_tokens", "compile"):
+            if getattr(self, key) != _default(key) and (self.device == "cpu" or self.decoder == "transformers"):
+                raise ValueError(f"{key}: left out, or our own decoder on a card")
+        if (self.pass_tokens or self.max_input_tokens) < self.max_input_tokens:
+            raise ValueError(f"pass_tokens: at least max_input_tokens ({self.max_input_tokens})")
         if self.dtype == "fp8" and self.device == "cpu":
             raise ValueError('dtype: any but fp8 with device "cpu"')
 
@@ -99,7 +108,7 @@ class Recipe:
         for key in ("max_tokens", "pass_tokens"):
             if (getattr(self, key) or self.max_input_tokens) < self.max_input_tokens:
                 raise ValueError(f"{key}: at least max_input_tokens ({self.max_input_tokens})")
-        for key in ("decoder", "layout", "micro_batch", "threads"):
+        for key in ("decoder", "layout", "micro_batch", "threads", "compile"):
             if getattr(self, key) != _default(key):
                 raise ValueError(f'{key}: left out with runtime "tensorrt-llm"')
         if self.cache == "paged" and self.states != "tokens":
@@ -110,7 +119,7 @@ class Recipe:
             raise ValueError("keep_head: left out with a paged cache, whose engine always has its head")
 
 
-VENDOR_KEYS = ("pass_tokens", "states", "cache", "mlp", "keep_head", "card_memory_gib")
+VENDOR_KEYS = ("states", "cache", "mlp", "keep_head", "card_memory_gib")
 """Keys that mean something to tensorrt-llm only."""
 
 

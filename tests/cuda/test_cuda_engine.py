@@ -97,8 +97,8 @@ def test_a_family_that_is_not_ours_runs_as_before_and_has_no_fp8(tmp_path: Path)
     with on_this_machine(), pytest.raises(NoOwnDecoder) as error:
         build(gpt2, tmp_path / "engine", recipe("fp8"))
     assert str(error.value) == (
-        "recipe: it asks for our own decoder (or for int8 or fp8, which only that has), but gpt2: our packed decoder "
-        'does not know model_type = "gpt2"; transformers\' own model runs it. Leave out --decoder own, or choose '
+        "recipe: it asks for our own decoder (or for int8, fp8, passes or a way to compile, which only that has), but "
+        'gpt2: our packed decoder does not know model_type = "gpt2"; transformers\' own model runs it. Leave out --decoder own, or choose '
         "--dtype float32 or bfloat16."
     )
 

@@ -193,6 +193,22 @@ FACTS: dict[str, dict[str, Any]] = {
         "path": "engine/model.safetensors",
         "problem": "ends after 512 of 1024 bytes",
     },
+    "cuda.loading.WeightsCut": {"path": "engine/model.safetensors", "found": 512, "start": 1024, "expected": 4096},
+    "cuda.packaged_regions.CompiledCodeUnreadable": {
+        "path": "engine/regions.pt2",
+        "problem": "it has none for Gated of this decoder",
+    },
+    "cuda.packaged_regions.CompiledForAnother": {
+        "path": "engine/regions.pt2",
+        "field": "torch",
+        "expected": "2.13.0",
+        "found": "2.14.0",
+    },
+    "cuda.trusted_code.CodeNotTrusted": {
+        "path": "engine/regions.pt2",
+        "found": "0123456789ab",
+        "variable": "EXTRACT_TRUST_CODE",
+    },
     "cpu.mapped_weights.UnfitWeights": {
         "path": "engine/model.safetensors",
         "tensor": "norm.weight",

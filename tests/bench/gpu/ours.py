@@ -1,0 +1,379 @@
+"""Our engines on this device: weights written once as an engine directory holds them, opened as a run opens them.
+
+The contract is written by hand, because a build compares with the plain model on the CPU, which takes minutes at this
+size; whether numbers are right is asked by `gpu.numbers` on small models, and every run here looks for values that are
+not finite. On a CPU the same code runs over this machine's memory (`HostCard`).
+"""
+
+import json
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpu.rows import LIMIT, rows_of
+from gpu.shapes import Shape, random_model
+from gpu.time_box import Deadline, on_host, timed
+
+PRECISIONS = ("float32", "bfloat16", "fp8")
+PASSES = 4
+"""Passes of a timed batch: copies of one run beside the next."""
+BATCHES = (8192, 32_768, 131_072, 524_288, 1_048_576)
+"""Token budgets of a batch, which is cut into passes."""
+SPARE_BYTES = 2**30
+
+
+class NotHere(Exception):
+    """This engine cannot be had here, and why."""
+
+
+class Ours:
+    """A loaded engine, and how long that took."""
+
+    def __init__(self, runtime: Any, precision: str, load_s: float, device: Any) -> None:
+        self.runtime, self.precision, self.load_s, self.device = runtime, precision, load_s, device
+
+    def run(self, batch: Any, kind: str) -> Any:
+        """States in host memory."""
+        return self.runtime.hidden_states(batch, kind)
+
+    def states(self, batch: Any, kind: str) -> Any:
+        """The same as float32."""
+        from extract.shards.values import as_float32
+
+        return as_float32(self.run(batch, kind))
+
+    def set_pass_tokens(self, tokens: int) -> None:
+        """Tokens of the largest pass from now on."""
+        contract = self.runtime.contract
+        self.runtime.contract = replace(contract, limits=replace(contract.limits, pass_tokens=tokens))
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self.runtime.close()
+
+
+def batch_of(rows: Sequence[Any]) -> Any:
+    """One token batch of these rows in their order."""
+    from extract.records import TokenBatch
+
+    lengths = [len(row) for row in rows]
+    return TokenBatch(
+        input_ids=np.concatenate(rows).astype(np.int32),
+        cu_seqlens=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
+        members=np.arange(len(rows), dtype=np.int64),
+    )
+
+
+def written(model: Any, folder: Path) -> Path:
+    """The weights and description of a base model, as an engine directory has them; made once."""
+    import torch
+
+    from extract.cpu.architecture import ARCHITECTURE_FILE, write_architecture
+    from extract.cpu.weights import WEIGHTS_FILE
+    from extract.engine.own_architecture import architecture_of
+
+    if (folder / ARCHITECTURE_FILE).is_file():
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = model.state_dict()
+    size = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
+    free = shutil.disk_usage(folder).free
+    if free < size + SPARE_BYTES:
+        raise NotHere(f"{folder} has {free / 2**30:.1f} GiB free, weights of {size / 2**30:.1f} GiB need more")
+    header, place = {}, 0
+    for name, tensor in weights.items():
+        end = place + tensor.numel() * tensor.element_size()
+        kind = {torch.bfloat16: "BF16", torch.float32: "F32"}[tensor.dtype]
+        header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [place, end]}
+        place = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 64)
+    pinned = torch.empty(64 * 2**20, dtype=torch.uint8, pin_memory=next(iter(weights.values())).is_cuda)
+    with (folder / WEIGHTS_FILE).open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for tensor in weights.values():
+            for piece in tensor.contiguous().view(-1).view(torch.uint8).split(len(pinned)):
+                pinned[: len(piece)].copy_(piece)
+                file.write(memoryview(pinned[: len(piece)].numpy()))
+    write_architecture(folder, architecture_of(model, LIMIT))
+    return folder
+
+
+def made(shape: Shape, device: Any, folder: Path) -> Path:
+    """`written`, with weights drawn on the device where that was not done before."""
+    import torch
+
+    from extract.cpu.architecture import ARCHITECTURE_FILE
+
+    if not (folder / ARCHITECTURE_FILE).is_file():
+        if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < 2.2 * shape.num_weights:
+            raise NotHere(f"{shape.num_weights * 2 / 2**30:.1f} GiB of weights do not fit in this card's free memory")
+        written(random_model(shape, device, torch.bfloat16), folder)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    return folder
+
+
+def contract_of(folder: Path, shape: Shape, precision: str, device: Any, pass_tokens: int) -> Any:
+    """A contract for these weights: what an engine needs to run, and no proof."""
+    import torch
+
+    from extract.cpu.architecture import read_architecture
+    from extract.cuda.attention import choose_backend
+    from extract.cuda.weights import COMPUTED
+    from extract.engine.contract import (
+        CheckpointIdentity,
+        Contract,
+        EngineFile,
+        Fidelity,
+        Limits,
+        Measured,
+        Precision,
+        Probe,
+        Proof,
+        RuntimeIdentity,
+        StateOutput,
+        TokenizerIdentity,
+    )
+    from extract.engine.device import this_device
+
+    here = this_device(device.type)
+    attention = choose_backend(read_architecture(folder), COMPUTED[precision], device.type, here.compute_capability)
+    output = "float32" if precision == "float32" else "bfloat16"
+    files = tuple(
+        EngineFile(name=path.name, size=path.stat().st_size, sha256="0" * 64)
+        for path in sorted(folder.iterdir())
+        if path.name != "contract.json"
+    )
+    return Contract(
+        checkpoint=CheckpointIdentity(
+            name=f"{shape.name}, random weights",
+            kind="directory",
+            sha256="0" * 64,
+            architecture=f"{shape.family} shapes",
+            model_type=shape.family,
+            num_layers=shape.layers,
+            hidden_size=shape.hidden,
+            vocab_size=shape.vocabulary,
+            max_positions=4096,
+            dtype="bfloat16",
+        ),
+        runtime=RuntimeIdentity(
+            name="torch",
+            version=str(torch.__version__),
+            transformers="",
+            layout="packed",
+            attention=attention.described,
+            decoder="own",
+        ),
+        device=here,
+        precision=Precision(weights="bfloat16", activations=precision, output=output),
+        limits=Limits(
+            max_input_tokens=LIMIT,
+            max_sequences=8192,
+            max_tokens=1_048_576,
+            binding="the benchmark",
+            pass_tokens=pass_tokens,
+        ),
+        output=StateOutput(module="norm", width=shape.hidden, dtype=output, head_input="identical"),
+        tokenizer=TokenizerIdentity(kind="none"),
+        files=files,
+        proof=Proof(neighbour=0.0, moved=0.0, plain=0.0),
+        fidelity=Fidelity(
+            reference="none", num_tokens=0, rel_error_max=0.0, cosine_mean=1.0, cosine_min=1.0, bound=0.0
+        ),
+        probe=Probe(tolerance=0.0, sequences=()),
+        measured=Measured(tokens_per_s=0.0),
+    )
+
+
+def memory_of(folder: Path, precision: str, device: Any, *, fused: bool) -> Any:
+    """The model of an engine's memory."""
+    from extract.cpu.architecture import read_architecture
+    from extract.cuda.attention import choose_backend
+    from extract.cuda.memory import memory_model
+    from extract.cuda.weights import COMPUTED
+    from extract.engine.device import this_device
+
+    architecture, here = read_architecture(folder), this_device(device.type)
+    backend = choose_backend(architecture, COMPUTED[precision], device.type, here.compute_capability).backend
+    return memory_model(architecture, precision, backend=backend, max_positions=LIMIT, fused=fused)
+
+
+def opened(
+    folder: Path, shape: Shape, precision: str, device: Any, *, pass_tokens: int | None = None, share: bool = True
+) -> Ours:
+    """An engine in memory.
+
+    Raises:
+        NotHere: the card has no such arithmetic, or too little memory.
+    """
+    import torch
+
+    from extract.cuda.opening import can_fuse, open_cuda_runtime
+    from extract.engine.device import FP8_CAPABILITY
+    from extract.errors import ExtractError
+
+    card, most = None, 1024
+    if device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        if precision == "fp8" and float(f"{major}.{minor}") < FP8_CAPABILITY:
+            raise NotHere(f"compute capability {major}.{minor}, {FP8_CAPABILITY} needed")
+        memory = memory_of(folder, precision, device, fused=can_fuse())
+        most = memory.pass_tokens(torch.cuda.mem_get_info(device)[0], 1_048_576)
+        if most == 0:
+            raise NotHere(f"{memory.weight_bytes / 2**30:.1f} GiB of weights leave no room for a pass")
+    else:
+        from extract.cuda.host_card import HostCard
+        from extract.engine.device import this_device
+
+        card = HostCard(this_device("cpu"), 2**34)
+    contract = contract_of(folder, shape, precision, device, min(pass_tokens or most, most))
+    started = time.perf_counter()
+    try:
+        runtime = open_cuda_runtime(folder, contract, share=share, card=card)
+    except ExtractError as error:
+        raise NotHere(str(error)) from error
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return Ours(runtime, precision, time.perf_counter() - started, device)
+
+
+def num_rows(shape: Shape, *, tiny: bool) -> int:
+    """Rows of a workload that takes a card a second or so."""
+    if tiny:
+        return 6
+    return 2048 if shape.flops_per_token > 6e9 else 8192
+
+
+def measure(shape: Shape, device: Any, folder: Path, deadline: Deadline, *, tiny: bool) -> dict[str, Any]:
+    """Rates of one model in every precision that a job would choose."""
+    try:
+        made(shape, device, folder)
+    except NotHere as reason:
+        return {"skipped": str(reason)}
+    found: dict[str, Any] = {"engines": {}}
+    for precision in ("bfloat16", "fp8"):
+        if not deadline.affords(0.5 if tiny else 8.0, f"{shape.name} {precision}"):
+            continue
+        half = Deadline(deadline.end - (deadline.left / 2 if precision == "bfloat16" else 0.0), deadline.cut_off)
+        found["engines"][precision] = _rates(shape, device, folder, precision, half, tiny=tiny)
+    return found
+
+
+def _rates(
+    shape: Shape, device: Any, folder: Path, precision: str, deadline: Deadline, *, tiny: bool
+) -> dict[str, Any]:
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+    try:
+        engine = opened(folder, shape, precision, device)
+    except NotHere as reason:
+        return {"missing": str(reason)}
+    try:
+        most = engine.runtime.pass_tokens
+        tokens = min(PASSES * most, num_rows(shape, tiny=tiny) * LIMIT)
+        full, shared = (
+            batch_of(rows_of(kind, max(2, tokens // LIMIT), shape.vocabulary)) for kind in ("full", "shared")
+        )
+        first_s = on_host(device, lambda: engine.run(full, "tokens"))
+        found: dict[str, Any] = {
+            "load_s": engine.load_s,
+            "first_batch_s": first_s,
+            "weights_gib": memory_of(folder, precision, device, fused=True).weight_bytes / 2**30,
+            "pass_tokens": most,
+            "batch_tokens": full.num_tokens,
+            "rates": {},
+        }
+        works = {
+            "every token": (full, "tokens"),
+            "last token": (full, "last"),
+            "every token, 70 % shared": (shared, "tokens"),
+            "last token, 70 % shared": (shared, "last"),
+        }
+        for label, (batch, kind) in works.items():
+            if deadline.affords(1.5 * first_s if not tiny else 0.1, f"{shape.name} {precision} {label}"):
+                found["rates"][label] = _rate(engine, batch, kind, deadline, tiny=tiny)
+        if device.type == "cuda":
+            memory = memory_of(folder, precision, device, fused=True)
+            found["memory"] = {
+                "measured": torch.cuda.max_memory_allocated(device),
+                "expected": memory.weight_bytes + memory.pass_bytes(most),
+            }
+        found["by_pass_tokens"] = _by_pass(engine, shape, most, deadline, tiny=tiny)
+        found["by_batch_tokens"] = _by_batch(engine, shape, deadline, tiny=tiny)
+        return found
+    finally:
+        engine.close()
+
+
+def _by_pass(engine: Ours, shape: Shape, most: int, deadline: Deadline, *, tiny: bool) -> dict[str, float]:
+    """Tokens/s by tokens of a pass, doubled up to the largest."""
+    found: dict[str, float] = {}
+    size = 256 if tiny else 4096
+    while size <= most:
+        rows = max(2, min(PASSES * size, num_rows(shape, tiny=tiny) * LIMIT) // LIMIT)
+        batch = batch_of(rows_of("full", rows, shape.vocabulary))
+        if deadline.affords(0.1 if tiny else 3.0, f"{shape.name} {engine.precision} passes of {size:,} tokens"):
+            engine.set_pass_tokens(size)
+            found[str(size)] = _rate(engine, batch, "tokens", deadline, tiny=tiny, runs=2)
+        size *= 2
+    engine.set_pass_tokens(most)
+    return found
+
+
+def _by_batch(engine: Ours, shape: Shape, deadline: Deadline, *, tiny: bool) -> dict[str, float]:
+    """Tokens/s by token budget of a batch, up to a million; passes as large as they may be."""
+    found: dict[str, float] = {}
+    seconds_per_token = 0.0
+    for tokens in (256, 512) if tiny else BATCHES:
+        if not deadline.affords(2.2 * tokens * seconds_per_token, f"{shape.name} batches of {tokens:,} tokens"):
+            continue
+        batch = batch_of(rows_of("full", tokens // LIMIT, shape.vocabulary))
+        found[str(tokens)] = _rate(engine, batch, "last", deadline, tiny=tiny, runs=1)
+        seconds_per_token = 1.0 / found[str(tokens)]
+    return found
+
+
+def _rate(engine: Ours, batch: Any, kind: str, deadline: Deadline, *, tiny: bool, runs: int = 3) -> float:
+    """Tokens/s until states lie in host memory; the rows' own tokens count, computed or shared."""
+    states = engine.states(batch, kind)  # also the warm-up of this shape
+    if not np.isfinite(states[:: max(1, len(states) // 256)]).all():
+        raise RuntimeError(f"{engine.precision}: states that are not finite")
+    del states
+    found = timed(
+        lambda: on_host(engine.device, lambda: engine.run(batch, kind)),
+        at_least_s=0.0 if tiny else 0.5,
+        runs=runs,
+        most=8,
+        deadline=deadline,
+    )
+    return batch.num_tokens / found.median
+
+
+def on_mixed_rows(
+    shape: Shape, device: Any, folder: Path, deadline: Deadline, *, tiny: bool
+) -> dict[str, dict[str, float]]:
+    """Ours on the very rows that transformers runs, by kind of rows and precision."""
+    found: dict[str, dict[str, float]] = {"full": {}, "mixed": {}}
+    for precision in ("bfloat16", "fp8"):
+        try:
+            engine = opened(made(shape, device, folder), shape, precision, device)
+        except NotHere:
+            continue
+        try:
+            for kind in found:
+                if deadline.affords(0.1 if tiny else 4.0, f"ours on {kind} rows in {precision}"):
+                    batch = batch_of(sorted(rows_of(kind, num_rows(shape, tiny=tiny), shape.vocabulary), key=len))
+                    found[kind][precision] = _rate(engine, batch, "tokens", deadline, tiny=tiny, runs=2)
+        finally:
+            engine.close()
+    return found
