@@ -72,16 +72,6 @@ class CudaRuntime:
         return f"torch cuda ({self.decoder.precision})"
 
     @property
-    def decoder(self) -> PackedDecoder:
-        """What computes."""
-        return self.decoder
-
-    @property
-    def decoder(self) -> PackedDecoder:
-        """What computes."""
-        return self._decoder
-
-    @property
     def pass_tokens(self) -> int:
         """Tokens of the largest pass."""
         return self.contract.limits.pass_tokens or self.contract.limits.max_tokens
