@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
+from itertools import compress, tee
 from pathlib import Path
 from typing import Any, TypeVar, get_origin, get_type_hints
 
@@ -20,6 +21,7 @@ from extract.canonical import canonical_json
 from extract.errors import ExtractError, VerificationFailed
 from extract.settings import parse
 from extract.storage import ObjectPath, Place
+from extract.storage.many_objects import are_there, read_all
 from extract.store import create_once, names_in
 
 PlaceT = TypeVar("PlaceT", Path, ObjectPath, Place)
@@ -30,6 +32,8 @@ _USUAL_BYTES = 1 << 13
 RECORD_NAME = re.compile(r"shard-([0-9]{5}|[1-9][0-9]{5,17})\.json")
 DATA_NAME = re.compile(r"shard-[-.\w]+", re.ASCII)
 """Names of one file in `data/`: nothing that leads elsewhere."""
+SHARD_TENS = tuple(f"shard-{tens:02d}" for tens in range(100))
+"""How the names of records and data files begin, in a hundred parts of about equally many."""
 
 
 class BadRecord(VerificationFailed):
@@ -129,8 +133,9 @@ def each_commit(commits: Place, shards: Iterable[int] | None = None) -> Iterator
         shards = sorted(committed_shards(commits))
     folder, names = str(commits), (_record_name(shard) for shard in shards)
     if isinstance(commits, ObjectPath):  # a request each: many at a time
+        asked, told = tee(names)
         try:
-            for name, raw in commits.read_all(names):
+            for name, raw in zip(told, read_all(commits, asked), strict=True):
                 yield _understood(f"{folder}/{name}", raw)
         except FileNotFoundError as error:
             raise _bad(str(error), "no such object") from None
@@ -246,13 +251,13 @@ def _is_as_written(raw: bytes, check: object) -> bool:
 
 def committed_shards(commits: Place) -> set[int]:
     """Numbers of the shards that are done, from one listing and no reads."""
-    return {int(found[1]) for name in names_in(commits) if (found := RECORD_NAME.fullmatch(name))}
+    return {int(found[1]) for name in names_in(commits, SHARD_TENS) if (found := RECORD_NAME.fullmatch(name))}
 
 
 def committed_among(commits: Place, shards: Iterable[int]) -> set[int]:
     """Those of `shards` that are done, by asking for each: no listing, however many others there are."""
     if isinstance(commits, ObjectPath):
-        names = {_record_name(shard): shard for shard in shards}
-        return {names[name] for name, found in commits.look_for(names) if found}
+        shards = [*shards]
+        return {*compress(shards, are_there(commits, map(_record_name, shards)))}
     folder = str(commits)
     return {shard for shard in shards if os.path.exists(f"{folder}/{_record_name(shard)}")}  # noqa: PTH110

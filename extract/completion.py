@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from extract.claims import Claims
-from extract.commits import Commit
+from extract.commits import SHARD_TENS, Commit
 from extract.job import JobDirectory, read_job
 from extract.manifest import finalize
 from extract.record_sums import Totals
@@ -70,7 +70,9 @@ class Strays:
     def __init__(self, directory: JobDirectory) -> None:
         self._directory = directory
         self._data = {
-            name for name in names_in(directory.data) if name.startswith("shard-") and name.endswith(".arrow")
+            name
+            for name in names_in(directory.data, SHARD_TENS)
+            if name.startswith("shard-") and name.endswith(".arrow")
         }
 
     def named_by(self, commit: Commit) -> None:

@@ -10,13 +10,14 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 from extract.errors import ExtractError, OutOfSpace
 from extract.storage import ObjectPath, Place, make_scratch_folder, scratch_folder
+from extract.storage.many_objects import list_names
 
 NO_SPACE = {
     errno.ENOSPC: "no space left",
@@ -73,10 +74,15 @@ def free_bytes(path: Place) -> int:
     return shutil.disk_usage(path).free
 
 
-def names_in(path: Place) -> Iterator[str]:
-    """Names of what lies right in a directory or under an address, as they come; none if there is no such place."""
+def names_in(path: Place, apart: Sequence[str] = ()) -> Iterator[str]:
+    """Names of what lies right in a directory or under an address, as they come; none if there is no such place.
+
+    Args:
+        path: where.
+        apart: beginnings of names, in order, that are there equally often: an object store lists between them at once.
+    """
     if isinstance(path, ObjectPath):
-        yield from path.names()
+        yield from list_names(path, apart)
         return
     with suppress(FileNotFoundError, NotADirectoryError), os.scandir(path) as entries:
         for entry in entries:

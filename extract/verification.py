@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from extract.canonical import file_digest
-from extract.commits import Commit, commit_path, committed_shards, read_commit
+from extract.commits import SHARD_TENS, Commit, commit_path, committed_shards, read_commit
 from extract.errors import ExtractError, VerificationFailed
 from extract.job import StoredJob, read_job
 from extract.manifest import Draft
@@ -95,7 +95,7 @@ def verify(
     job = read_job(root)
     problems: list[Problem] = []
     draft, to_recompute = Draft(job), list[Commit]()
-    strays = set(names_in(job.directory.data))
+    strays = set(names_in(job.directory.data, SHARD_TENS))
     shards = sorted(committed_shards(job.directory.commits))
     for done, shard in enumerate(shards, 1):
         try:

@@ -7,9 +7,7 @@ written here needs no temporary name; a large file goes up in parts and becomes 
 import random
 import secrets
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -26,7 +24,6 @@ T = TypeVar("T")
 
 PART_BYTES = 16 * 2**20
 PARTS_AT_ONCE = 4
-REQUESTS_AT_ONCE = 32
 ATTEMPTS = 6
 """Of a write whose answer was lost, beside what the client itself repeats."""
 FIRST_PAUSE_S = 0.25
@@ -147,39 +144,9 @@ class ObjectPath:
         found = sorted(self._objects(), key=lambda entry: entry["path"])
         return ((ObjectPath(self.bucket, entry["path"]), _facts(entry)) for entry in found)
 
-    def names(self) -> Iterator[str]:
-        """Names of the objects right under it, from listings alone: a thousand names a request."""
-        start = len(self.key) + 1 if self.key else 0
-        return (name for entry in self._objects() if "/" not in (name := entry["path"][start:]))
-
-    def read_all(self, names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
-        """Small objects under it by name, in the order asked for, many requests at a time.
-
-        Raises:
-            FileNotFoundError: one of them is not there.
-        """
-        return self._ask_for_all(names, ObjectPath.read_bytes)
-
-    def look_for(self, names: Iterable[str]) -> Iterator[tuple[str, bool]]:
-        """Whether there are such objects under it, many requests at a time."""
-        return self._ask_for_all(names, ObjectPath.exists)
-
-    def _ask_for_all(self, names: Iterable[str], ask: "Callable[[ObjectPath], T]") -> Iterator[tuple[str, T]]:
-        """One request for each name, REQUESTS_AT_ONCE at a time; answers that wait are no more than that."""
-        names = iter(names)
-        first = next(names, None)
-        if first is None:
-            return
-        yield first, ask(self / first)  # which says whether the store is there at all
-        with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
-            waiting = deque[tuple[str, Future[T]]]()
-            for name in names:
-                waiting.append((name, pool.submit(ask, self / name)))
-                if len(waiting) > REQUESTS_AT_ONCE:
-                    name, answer = waiting.popleft()
-                    yield name, answer.result()
-            for name, answer in waiting:
-                yield name, answer.result()
+    def keys(self, after: str = "") -> Iterator[str]:
+        """Keys of all objects under it, however deep; only those that sort after a name, if it is given."""
+        return (entry["path"] for entry in self._objects(after=after))
 
     # --- writing ----------------------------------------------------------------------------------------------------
 
@@ -276,11 +243,12 @@ class ObjectPath:
             with suppress(StoreRefused):  # the first error is the one to tell; and what may be left is a few bytes
                 trial.unlink(missing_ok=True)
 
-    def _objects(self, chunk: int = 1000) -> Iterator[Any]:
+    def _objects(self, chunk: int = 1000, after: str = "") -> Iterator[Any]:
         import obstore
 
         prefix = f"{self.key}/" if self.key else None
-        listing = self._ask(lambda client: iter(obstore.list(client, prefix, chunk_size=chunk)))
+        offset = f"{prefix or ''}{after}" if after else None
+        listing = self._ask(lambda client: iter(obstore.list(client, prefix, offset=offset, chunk_size=chunk)))
         while (entries := self._ask(lambda client: next(listing, None))) is not None:
             yield from entries
 

@@ -172,10 +172,10 @@ class Handler(BaseHTTPRequestHandler):
         self._send(206, stored.content[start:stop], stored, where)
 
     def _list(self, given: dict[str, str]) -> None:
-        unknown = given.keys() - {"list-type", "prefix", "delimiter", "continuation-token", "max-keys"}
+        unknown = given.keys() - {"list-type", "prefix", "delimiter", "continuation-token", "max-keys", "start-after"}
         if unknown or given.get("list-type") != "2":
             raise self._strange(f"listing with {given}")
-        after = given.get("continuation-token", "")
+        after = given.get("continuation-token") or given.get("start-after", "")
         page, more = self.google.list(given.get("prefix", ""), given.get("delimiter", ""), after)
         parts = [f"<NextContinuationToken>{escape(page[-1][0])}</NextContinuationToken>"] if more else []
         for name, stored in page:

@@ -1,16 +1,19 @@
 """One conditional write decides a shard, whatever is lost on the way and whoever comes late."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import obstore
 import pytest
 
 from extract.commits import (
+    SHARD_TENS,
     BadRecord,
     Commit,
     commit_path,
     committed_among,
+    committed_shards,
     each_commit,
     read_commit,
     read_commits,
@@ -18,7 +21,7 @@ from extract.commits import (
 )
 from extract.job import JobDirectory
 from extract.publishing import commit_file
-from extract.storage import locate, object_path
+from extract.storage import locate, many_objects, object_path
 from extract.storage.refusals import NoConditionalWrites, StoreRefused
 
 COMMIT = Commit(
@@ -83,7 +86,7 @@ def test_many_records_come_in_the_order_of_shards(directory):
 
 def test_only_so_many_requests_are_under_way_at_once(directory, monkeypatch):
     """However many records there are: neither requests nor answers pile up."""
-    monkeypatch.setattr(object_path, "REQUESTS_AT_ONCE", 4)
+    monkeypatch.setattr(many_objects, "REQUESTS_AT_ONCE", 4)
     for shard in range(40):
         write_commit(directory.commits, replace(COMMIT, shard=shard, data=f"shard-{shard:05d}"))
     asked, real = [], object_path.ObjectPath.read_bytes
@@ -99,6 +102,24 @@ def test_records_that_are_asked_for_are_found_without_a_listing(directory, monke
         write_commit(directory.commits, replace(COMMIT, shard=shard, data=f"shard-{shard:05d}"))
     monkeypatch.setattr(object_path.ObjectPath, "_objects", None)
     assert committed_among(directory.commits, range(0, 100, 2)) == {2, 40}
+
+
+def test_a_long_listing_is_split_and_misses_nothing(place, monkeypatch):
+    """With pages of ten names: numbers of five and of six digits, and names that are none of ours."""
+    monkeypatch.setattr(many_objects, "PAGE_NAMES", 10)
+    shards = {*range(0, 100_000, 2500), *range(100_000, 1_000_000, 22_222), 9, 99_999, 10_000}
+    names = {f"shard-{shard:05d}.json" for shard in shards} | {"a", "shard", "shard-0", "shard-99x", "zzz"}
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda name: (place / name).replace(b""), [*names, "shard-5/deeper"]))
+    asked, real = [], object_path.ObjectPath.keys
+    monkeypatch.setattr(object_path.ObjectPath, "keys", lambda path, after: asked.append(after) or real(path, after))
+    found = list(many_objects.list_names(place, SHARD_TENS))
+    assert len(found) == len(names) and {*found} == names
+    assert len(asked) > 50
+    assert committed_shards(place) == shards
+    asked.clear()
+    assert {*many_objects.list_names(place)} == names
+    assert asked == [""]
 
 
 def test_a_record_that_vanishes_is_named(directory):
