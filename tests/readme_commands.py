@@ -1,8 +1,8 @@
-"""Writes what the documentation takes from the code: reference of commands, table of exit codes, list of modules.
+"""Writes what the documentation takes from the code: reference and table of commands, exit codes, list of modules.
 
-`python tests/readme_commands.py --write` puts the reference into docs/commands.md and the table into README.md, between
-their markers. In the map of docs/architecture.md it adds modules that are missing, beside their neighbours and with the
-opening of their docstring, and takes out those that are gone; lines that are there stay as they are.
+`python tests/readme_commands.py --write` puts the reference into docs/commands.md and two tables into README.md,
+between their markers. In the map of docs/architecture.md it adds modules that are missing, beside their neighbours and
+with the opening of their docstring, and takes out those that are gone; lines that are there stay as they are.
 """
 
 import ast
@@ -38,6 +38,16 @@ def command_reference() -> str:
         context = click.Context(command, info_name=name, parent=top, **command.context_settings)
         parts.append((f"extract {name}", command.get_help(context)))
     return "\n".join(f"## {name}\n\n```text\n$ {name} --help\n{text}\n```\n" for name, text in parts).rstrip()
+
+
+def command_table() -> str:
+    """Each command in a line, with a link into the reference."""
+    lines = ["| command | |", "|---|---|"]
+    for name in COMMANDS:
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None
+        lines.append(f"| [`{name}`](docs/commands.md#extract-{name}) | {command.get_short_help_str(limit=WIDTH)} |")
+    return "\n".join(lines)
 
 
 def exit_codes() -> str:
@@ -100,7 +110,7 @@ def _parsed(path: Path) -> ast.Module:
 
 
 GENERATED: dict[Path, Callable[[str], str]] = {
-    README: lambda text: filled(text, "exit codes", exit_codes()),
+    README: lambda text: filled(filled(text, "command table", command_table()), "exit codes", exit_codes()),
     COMMANDS_PAGE: lambda text: filled(text, "commands", command_reference()),
     ARCHITECTURE: mapped,
 }
@@ -112,4 +122,4 @@ if __name__ == "__main__":
         for page, renewed in GENERATED.items():
             page.write_text(renewed(page.read_text(encoding="utf-8")), encoding="utf-8")
     else:
-        sys.stdout.write(f"{command_reference()}\n\n{exit_codes()}\n")
+        sys.stdout.write("\n\n".join((command_table(), exit_codes(), command_reference())) + "\n")
