@@ -26,6 +26,10 @@ class ReserveReached(OutOfSpace):
     )
 
 
+MOST_ENCODERS = 4
+"""More do not help: compressing, which is one thread's work, is slower than they are."""
+
+
 @dataclass(frozen=True, slots=True)
 class Finished:
     """A shard that is done.
@@ -159,8 +163,21 @@ def _open_writer(worker: Worker, directory: JobDirectory, shard: int) -> ShardWr
     path = directory.tmp / f"{shard_name(shard)}.{os.getpid()}-{secrets.token_hex(4)}"
     plan = worker.plan
     return ShardWriter(
-        path, plan.record.schema, plan.spec.states, plan.engine.output.width, shard, plan.spec.text.on_non_finite
+        path,
+        plan.record.schema,
+        plan.spec.states,
+        plan.engine.output.width,
+        shard,
+        plan.spec.text.on_non_finite,
+        threads=_encoders(worker),
     )
+
+
+def _encoders(worker: Worker) -> int:
+    """Threads that encode states: a card outruns one and leaves them the CPU, which an engine on the CPU needs."""
+    if worker.plan.engine.device.type == "cpu" or not worker.plan.spec.run.overlap:
+        return 1
+    return max(1, min(MOST_ENCODERS, len(os.sched_getaffinity(0)) // 2))
 
 
 def _keep_reserve(worker: Worker, directory: JobDirectory) -> None:

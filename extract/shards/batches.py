@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from extract.records import NOT_COUNTED, OUTCOME_CODE, Int32, Int64, Outcome, States, TokenRows, UInt8
 from extract.shards import schema as names
+from extract.shards.in_order import in_order
 from extract.shards.values import Bool, Encoded, Fault, unit_length, value_type
 from extract.spec import StatesSpec
 
@@ -45,7 +46,12 @@ class EncodedRows:
 
 
 def encoded_rows(
-    rows: TokenRows, states: States, spec: StatesSpec, source_bytes: Int64, layers: Sequence[States] = ()
+    rows: TokenRows,
+    states: States,
+    spec: StatesSpec,
+    source_bytes: Int64,
+    layers: Sequence[States] = (),
+    threads: int = 1,
 ) -> Iterator[EncodedRows]:
     """Cut a window into parts of at most `spec.record_batch_bytes`, at least one row each, and encode their states.
 
@@ -55,6 +61,7 @@ def encoded_rows(
         spec: what is written.
         source_bytes: int64 [R], bytes of the carried columns of each source row.
         layers: the same as `states`, of each of `spec.layers`.
+        threads: that encode parts side by side.
     """
     stored, lengths = value_type(spec.dtype), np.diff(rows.offsets)
     per_row = lengths if spec.kind == "tokens" else (lengths > 0).astype(np.int64)
@@ -65,7 +72,9 @@ def encoded_rows(
         row_bytes += 4 * lengths
     if spec.kind != "tokens":
         row_bytes += state_bytes * (1 - per_row)  # a null in a fixed-size list takes its full width
-    for start, stop in _cuts(row_bytes, spec.record_batch_bytes):
+
+    def encoded_part(cut: tuple[int, int]) -> EncodedRows:
+        start, stop = cut
         first, last = state_offsets[start], state_offsets[stop]
         own = tuple(column[first:last] for column in (states, *layers))
         encoded = tuple(_encode(column, spec) for column in own)
@@ -74,7 +83,9 @@ def encoded_rows(
         for column in encoded[::-1]:
             bad = np.flatnonzero(column.bad)[::-1]
             faults[owners[bad]] = column.faults[bad]
-        yield EncodedRows(start=start, stop=stop, states=own, owners=owners, encoded=encoded, faults=faults)
+        return EncodedRows(start=start, stop=stop, states=own, owners=owners, encoded=encoded, faults=faults)
+
+    yield from in_order(encoded_part, _cuts(row_bytes, spec.record_batch_bytes), threads)
 
 
 def record_batch(

@@ -5,8 +5,6 @@ Bytes are hashed as they pass, since the IPC writer only ever appends; reading t
 much as writing it. Same windows, same bytes.
 """
 
-import hashlib
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ from extract.errors import ExtractError
 from extract.records import NOT_COUNTED, OUTCOMES, Int64, States, TokenRows
 from extract.shards import schema as names
 from extract.shards.batches import EncodedRows, as_stored, bytes_by_row, encoded_rows, record_batch
+from extract.shards.hashed_file import HashedFile
 from extract.shards.values import Fault, as_float32, value_type
 from extract.spec import OnBad, StatesSpec
 from extract.store import clear_write_errors
@@ -69,10 +68,17 @@ class ShardFacts:
 
 
 class ShardWriter:
-    """Writes one shard file, window by window, in one thread."""
+    """Writes one shard file, window by window. One thread calls it."""
 
     def __init__(
-        self, path: Path, schema: pa.Schema, states: StatesSpec, width: int, shard: int, on_non_finite: OnBad = "record"
+        self,
+        path: Path,
+        schema: pa.Schema,
+        states: StatesSpec,
+        width: int,
+        shard: int,
+        on_non_finite: OnBad = "record",
+        threads: int = 1,
     ) -> None:
         """Open `path`, a temporary file that nobody else reads.
 
@@ -83,17 +89,19 @@ class ShardWriter:
             width: hidden size H.
             shard: number of the shard, for messages.
             on_non_finite: "record" writes such a row without states and says so in its outcome; "error" raises.
+            threads: that encode states; where there are several, hashing has one of its own. Compressing and writing
+                stay with who calls. The bytes are the same.
 
         Raises:
             DiskFull, CannotWrite: from here, `write` and `close`.
         """
         self.path = path
         self._schema, self._spec, self._width, self._shard = schema, states, width, shard
-        self._on_non_finite = on_non_finite
+        self._on_non_finite, self._threads = on_non_finite, threads
         self._outcomes: Int64 = np.zeros(len(OUTCOMES), np.int64)
         self._num_batches = self._num_tokens = self._num_tokens_original = self._overflowed = 0
         with clear_write_errors(path):
-            self._file = _HashedFile(path)
+            self._file = HashedFile(path, ahead=threads > 1)
             self._arrow = pa.PythonFile(self._file, mode="w")
             self._ipc = pa.ipc.new_file(self._arrow, schema, options=_write_options(states))
 
@@ -124,7 +132,7 @@ class ShardWriter:
             _check_shape(rows, column, self._spec, self._width)
         source = as_stored(source, self._schema)
         source_bytes = bytes_by_row(source, int(rows.source_index[-1]) + 1)
-        for part in encoded_rows(rows, states, self._spec, source_bytes, layers):
+        for part in encoded_rows(rows, states, self._spec, source_bytes, layers, self._threads):
             if self._on_non_finite == "error" and part.faults.any():
                 self._refuse(part, rows, positions)
             batch = record_batch(part, rows, source, positions, self._spec, self._schema)
@@ -144,7 +152,7 @@ class ShardWriter:
             self._arrow.close()
             self._file.sync_and_close()
         return ShardFacts(
-            sha256=self._file.sha256.hexdigest(),
+            sha256=self._file.sha256,
             num_bytes=self._file.num_bytes,
             num_rows=int(self._outcomes.sum()),
             num_batches=self._num_batches,
@@ -202,42 +210,6 @@ _NON_FINITE_ADVICE = (
     "The model itself computed them: build the engine with dtype float32 or bfloat16, "
     'or set text.on_non_finite = "record" to go on without such rows.'
 )
-
-
-class _HashedFile:
-    """A file to append to, with the sha256 and the count of what went in. Written to by pyarrow."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("wb")
-        self.sha256 = hashlib.sha256()
-        self.num_bytes = 0
-
-    @property
-    def closed(self) -> bool:
-        return self._file.closed
-
-    def write(self, data: bytes) -> int:
-        self.sha256.update(data)
-        self.num_bytes += len(data)
-        return self._file.write(data)
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def close(self) -> None:
-        """Closed by `sync_and_close` alone, so that a failed sync is not lost in pyarrow."""
-
-    def sync_and_close(self) -> None:
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-
-    def drop(self) -> None:
-        """Close without a care for what is still buffered."""
-        try:
-            self._file.close()
-        except OSError:  # the disk that made the caller give up is still full
-            return
 
 
 def _write_options(states: StatesSpec) -> pa.ipc.IpcWriteOptions:
