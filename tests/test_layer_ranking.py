@@ -23,7 +23,7 @@ from extract.engine.replay import states_of
 from extract.engine.runtimes import load_runtime
 from extract.fidelity_check import dealt_rows
 from extract.fidelity_check.layer_ranking import rank_layers
-from extract.fidelity_check.measure import fidelity
+from extract.fidelity_check.measure import ReferenceNotFinite, fidelity
 from extract.fidelity_check.ranking_results import LayerRanking
 from extract.fidelity_check.ranking_table import ranking_text
 from extract.fidelity_check.results import Interval
@@ -120,13 +120,13 @@ class TestSearch:
         assert search.chosen == {"0.o"}
 
     def test_what_turns_out_not_to_be_needed_is_taken_out(self):
-        """The first step takes two at once, of which one suffices, because they harm less together."""
-        harm = {"0.o": 4.0, "1.o": 3.0, "2.o": 1.0}
-        measure = Divergences(harm, {frozenset({"0.o"}): 4.0})
-        search = SetSearch(measure, harm, dict.fromkeys(harm, 1 / 3))
-        search.forward(4.5)
-        search.prune(4.5)
-        assert search.chosen == {"0.o"}
+        """Alone the first does most harm, beside the second hardly any: it is put in first, and out in the end."""
+        search = SetSearch(Divergences({"0.o": 1.0, "1.o": 8.0}), {"0.o": 5.0, "1.o": 4.0}, {"0.o": 0.5, "1.o": 0.5})
+        assert search.forward(2)
+        assert search.chosen == {"0.o", "1.o"}
+        search.prune(2)
+        assert (search.chosen, search.kl.mean) == ({"1.o"}, 1)
+        assert [step.kept for step in search.path] == [True, True, True, False, True]
 
     def test_the_path_holds_every_set_that_was_measured(self):
         measure, seen = Divergences(HARM), []
@@ -152,6 +152,32 @@ def ranking(engines: Engines, tmp_path_factory: pytest.TempPathFactory) -> Layer
     assert int8 > 2 * bfloat16
     path = tmp_path_factory.mktemp("recipes") / "mixed.toml"
     return rank_layers(engine, checkpoint, rows=ROWS, threads=1, kl_budget=(int8 + bfloat16) / 2, recipe=path)
+
+
+class Numbered:
+    """A reference whose states are the row's number."""
+
+    name, dtype, head = "numbered", "float32", None
+
+    def states(self, input_ids: list[int]) -> np.ndarray:
+        return np.full((len(input_ids), 4), input_ids[0], np.float32)
+
+
+class TestDeal:
+    def test_each_row_with_its_states_has_one_part_and_few_rank(self):
+        ids = [[number] * 40 for number in range(800)]
+        parts = dealt_rows.deal(Numbered(), ids, 0, 2**20, lambda message: None)
+        numbers = []
+        for part in (parts.rank, parts.search, parts.held):
+            assert all((states == ids[0]).all() for ids, states in zip(part.ids, part.expected, strict=True))
+            numbers.append([ids[0] for ids in part.ids])
+        assert [len(part) for part in numbers] == [-(-dealt_rows.RANK_TOKENS // 40), 300, 400]
+        assert len({*numbers[0], *numbers[1], *numbers[2]}) == sum(map(len, numbers))
+
+    def test_a_reference_that_is_not_finite_is_refused_with_its_row(self):
+        ids = [[0], [1], [np.inf], *([[3]] * 6)]
+        with pytest.raises(ReferenceNotFinite, match="states of compared row 2 are not finite"):
+            dealt_rows.deal(Numbered(), ids, 0, 2**20, lambda message: None)
 
 
 class TestRanking:

@@ -17,6 +17,10 @@ from extract.fidelity_check.set_trials import Trials
 DEAL = (1, 3, 4)
 """Rows of each part, of eight: to rank, to search, to confirm. Ranks need the fewest, and are the most trials."""
 
+RANK_TOKENS = 512
+"""About as many tokens rank, however many rows there are: an order needs no narrow intervals, and every linear and
+every layer is a trial over them."""
+
 
 class TooFewRows(SpecError):
     """Rows that cannot be dealt into three parts."""
@@ -59,8 +63,12 @@ def deal(plain: Reference, ids: list[list[int]], seed: int, logits_bytes: int, s
             said = time.perf_counter()
             say(f"{number + 1:,} of {len(ids):,} rows")
 
-    def part(first: int, count: int) -> Trials:
-        places = [place for place in range(len(ids)) if first <= place % sum(DEAL) < first + count]
+    def part(first: int, count: int, enough: float = float("inf")) -> Trials:
+        places, tokens = [], 0
+        for place, row in enumerate(ids):
+            if first <= place % sum(DEAL) < first + count and tokens < enough:
+                places.append(place)
+                tokens += len(row)
         return Trials(
             ids=[ids[place] for place in places],
             expected=[states[place] for place in places],
@@ -70,4 +78,4 @@ def deal(plain: Reference, ids: list[list[int]], seed: int, logits_bytes: int, s
         )
 
     rank, search, held = DEAL
-    return DealtRows(part(0, rank), part(rank, search), part(rank + search, held))
+    return DealtRows(part(0, rank, RANK_TOKENS), part(rank, search), part(rank + search, held))
