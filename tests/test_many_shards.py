@@ -1,6 +1,6 @@
 """Planning, status and resume of a job of thousands of shards: files are opened and listed once, nothing is squared.
 
-Counts instead of times; `make long-run` measures 100,000 shards.
+Counts instead of times; `make long-run` measures a million shards.
 """
 
 import json
@@ -8,12 +8,12 @@ import os
 import sys
 import tracemalloc
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import many_shards
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
 import extract.manifest
@@ -23,6 +23,7 @@ from extract.jobs import open_job, plan
 from extract.runners.local import run
 from extract.runners.todo import Stripe, Todo
 from extract.status import status
+from extract.storage.bucket import Bucket
 
 NUM_SHARDS, LEFT = 3000, 3
 
@@ -96,6 +97,13 @@ def test_a_status_holds_one_record_at_a_time(directory, monkeypatch):
     assert held[-1] - held[0] < 20_000
 
 
+def test_a_status_of_many_records_says_how_far_it_is(directory, monkeypatch):
+    monkeypatch.setattr("extract.status.SAY_EVERY", 1000)
+    said = []
+    status(directory.root, said.append)
+    assert said == ["1,000 commit records read", "2,000 commit records read"]
+
+
 def test_one_worker_of_many_asks_for_its_own_records_and_lists_nothing(spec, directory, calls):
     job = open_job(spec)
     job.source.close()
@@ -140,6 +148,29 @@ def test_a_resume_opens_each_record_once_and_lists_a_few_times(spec, directory, 
             commit_path(directory.commits, shard).unlink(missing_ok=True)
 
 
+def test_the_measurement_of_a_million_shards_takes_every_step(tiny_engine, tmp_path, monkeypatch, capsys):
+    """With a few, and in this process, whose own memory is not what it is about."""
+    monkeypatch.syspath_prepend(Path(__file__).parent / "bench")
+    import bookkeeping
+
+    def here(name, folder, engine, num_shards, output):
+        spec = replace(many_shards.spec_of(engine, folder, num_shards), output=output)
+        return {"seconds": 0.0, **bookkeeping.do_step(name, spec, num_shards)}
+
+    monkeypatch.setattr(bookkeeping, "alone", here)
+    monkeypatch.setattr(bookkeeping, "MAX_MB", 1e9)
+    monkeypatch.setattr(Bucket, "ask", Bucket.ask)  # a step counts requests
+    monkeypatch.setattr(sys, "argv", ["bookkeeping.py", "--shards", "40", "--engine", str(tiny_engine)])
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert bookkeeping.main() == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert list(found["commands"]) == list(bookkeeping.STEPS)
+    assert all(figures["peak_mb"] > 1 and figures["requests"] == 0 for figures in found["commands"].values())
+    monkeypatch.setattr(bookkeeping, "MAX_MB", 1.0)
+    assert bookkeeping.main() == 1
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     strings=some.lists(some.text(max_size=12), min_size=2, max_size=2),
     numbers=some.lists(some.integers(-(2**63), 2**63 - 1), min_size=9, max_size=9),

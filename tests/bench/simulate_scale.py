@@ -22,6 +22,7 @@ from itertools import count
 
 from extract.runners.dispatch import Dispatch
 
+SLOW_FACTOR = 20
 LOOK_EVERY_S = 10.0
 """Idle workers ask again for a straggler."""
 
@@ -32,7 +33,6 @@ class Assumed:
 
     Attributes:
         shard_seconds: of one shard, usually; spread by a tenth.
-        slow: part of the attempts that take twenty times as long.
         restart_seconds: until a worker is replaced and has loaded its engine.
         node_away_seconds: until a node that was lost is replaced, its workers included.
         driver_seconds: until a driver that died is started again and has listed what is done.
@@ -42,7 +42,6 @@ class Assumed:
     workers: int
     workers_per_node: int
     shard_seconds: float
-    slow: float
     restart_seconds: float
     node_away_seconds: float
     driver_seconds: float
@@ -50,9 +49,16 @@ class Assumed:
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """What goes wrong: mean hours between failures of one worker and of one node; moments at which the driver dies."""
+    """What goes wrong.
+
+    Attributes:
+        slow: part of the attempts that take twenty times as long.
+        worker_hours, node_hours: mean time between failures of one worker, and of one node.
+        straggler_factor: times the median of a shard's time, after which an idle worker makes it a second time.
+    """
 
     name: str
+    slow: float = 1e-4
     worker_hours: float = 1e9
     node_hours: float = 1e9
     driver_dies_at_hours: tuple[float, ...] = ()
@@ -91,7 +97,8 @@ class Job:
             self._hand_out()
             self._now, _, kind, which, attempt = heapq.heappop(self._events)
             self._happens(kind, which, attempt)
-        ideal = self.assumed.shards * self.assumed.shard_seconds * 1.005 / self.assumed.workers  # mean of the spread
+        mean = 1.005 * (1 + (SLOW_FACTOR - 1) * self.scenario.slow)  # of the spread, and of the slow ones
+        ideal = self.assumed.shards * self.assumed.shard_seconds * mean / self.assumed.workers
         return {
             "scenario": self.scenario.name,
             "hours": self._now / 3600,
@@ -137,8 +144,8 @@ class Job:
             self._handed_out_last = self._now
             self._making[worker] = shard
             seconds = self._draw.lognormvariate(0.0, 0.1) * self.assumed.shard_seconds
-            if self._draw.random() < self.assumed.slow:
-                seconds *= 20
+            if self._draw.random() < self.scenario.slow:
+                seconds *= SLOW_FACTOR
             failure = self._after_hours(self.scenario.worker_hours) - self._now
             end = ("made", seconds) if failure >= seconds else ("fails", failure)
             self._at(self._now + end[1], end[0], worker, self._attempt[worker])
@@ -204,7 +211,6 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1000)
     parser.add_argument("--workers-per-node", type=int, default=8)
     parser.add_argument("--shard-seconds", type=float, default=60.0)
-    parser.add_argument("--slow", type=float, default=1e-4, help="Part of the attempts that take twenty times as long.")
     parser.add_argument("--restart-seconds", type=float, default=120.0)
     parser.add_argument("--node-away-seconds", type=float, default=1800.0)
     parser.add_argument("--driver-seconds", type=float, default=300.0)
@@ -214,10 +220,11 @@ def main() -> None:
         Scenario(name="nothing fails"),
         Scenario(name="a worker every 100 hours", worker_hours=100.0),
         Scenario(name="a worker every 10 hours", worker_hours=10.0),
-        Scenario(name="the same, no second copies", worker_hours=10.0, straggler_factor=1e9),
         Scenario(name="a node every 100 hours", node_hours=100.0),
         Scenario(name="the driver, at half", driver_dies_at_hours=(hours / 2,)),
-        Scenario(name="all of them", worker_hours=10.0, node_hours=100.0, driver_dies_at_hours=(hours / 2,)),
+        Scenario(name="ten times the stragglers", slow=1e-3),
+        Scenario(name="the same, waited for", slow=1e-3, straggler_factor=1e9),
+        Scenario(name="all failures", worker_hours=10.0, node_hours=100.0, driver_dies_at_hours=(hours / 2,)),
     )
     print(f"Python {platform.python_version()}; assumed: {assumed}")
     found = []
