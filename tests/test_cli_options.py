@@ -19,8 +19,8 @@ from extract.spec import JobSpec
 
 JOB = """
     --add-generation-prompt --carry --chunk-overlap --column --compression --compression-level --data --dataset-config
-    --dtype --engine --fingerprint --format --id-column --input --input-ids --kind --layers --limit
-    --max-input-tokens --max-sequences --max-tokens --no-input-ids --no-share --normalize --on-bad-text --on-empty --on-long
+    --dtype --engine --fingerprint --format --id-column --input --input-ids --kind --layers --limit --max-input-tokens
+    --max-sequences --max-tokens --no-input-ids --no-share --normalize --on-bad-text --on-empty --on-long
     --on-non-finite --on-null --output --overlap --prefix --record-batch-bytes --reserve-bytes --revision --rows
     --rows-per-shard --sequential --share --special-tokens --split --split-special-tokens --streaming --threads
     --truncation-side -o
@@ -123,9 +123,9 @@ FIELDS = [(table, field.name) for table, cls in TABLES.items() for field in data
 OTHER_VALUES = {
     "path": ("other.parquet",),
     "carry": ("url", "score"),
+    "layers": (2, -1),
     "rows": "0-9",
     "compression_level": 3,
-    "layers": (2, -1),
     "record_batch_bytes": 2**17,
     "chunk_overlap": 5,
 }

@@ -63,11 +63,13 @@ def texts(draw: st.DrawFn) -> TextSpec:
 @st.composite
 def states(draw: st.DrawFn) -> StatesSpec:
     kind = draw(literal(StatesSpec, "kind"))
+    normalize = kind != "tokens" and draw(st.booleans())
     return StatesSpec(
         kind=kind,
         **{key: draw(value) for key, value in literals(StatesSpec, "dtype", "compression").items()},
         compression_level=draw(st.integers(1, 19)),
-        normalize=kind != "tokens" and draw(st.booleans()),
+        normalize=normalize,
+        layers=() if normalize else tuple(draw(st.lists(st.integers(-9, 99), max_size=3))),
         input_ids=draw(st.booleans()),
         rows_per_shard=draw(LIMITS),
         record_batch_bytes=draw(st.integers(2**16, MAX_INT)),

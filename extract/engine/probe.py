@@ -30,6 +30,14 @@ def relative_error(found: Float32, expected: Float32) -> float:
     return float(np.abs(found - expected).max() / max(float(np.abs(expected).max()), 1e-30))
 
 
+def token_error(found: Float32, expected: Float32) -> float:
+    """Largest, over rows of [K, H], of `relative_error`: each state beside its own largest value."""
+    if not np.isfinite(found).all():
+        return float("inf")
+    sizes = np.maximum(np.abs(expected).max(axis=1), 1e-30)
+    return float((np.abs(found - expected).max(axis=1) / sizes).max())
+
+
 def cosines(found: Float32, expected: Float32) -> Float32:
     """Cosine of each pair of rows: [K, H], [K, H] -> [K]."""
     norms = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)

@@ -287,7 +287,7 @@ def test_targets_of_every_token_refuse_one_state_a_row(kind, tmp_path):
 @pytest.mark.parametrize(
     ("kind", "option", "value", "kinds"),
     [
-        ("parquet", "layers", ("2",), "speculators and specforge"),
+        ("parquet", "layers", ("2",), "speculators, specforge and saelens"),
         ("npy", "loss_mask", "all", "speculators and specforge"),
         ("hf", "engine", "engine", "speculators and specforge"),
         ("lance", "context", 4, "saelens"),
