@@ -185,11 +185,11 @@ def test_an_option_sets_its_key_and_no_other(option):
 
 
 def _each(value: object) -> tuple[object, ...]:
-    return value if isinstance(value, tuple) else (value,)
-
     """As many times as the option is given."""
     if value == OTHER_VALUES["layers"]:
         return ("2,-1",)
+    return value if isinstance(value, tuple) else (value,)
+
 
 @functools.cache
 def attributes_read() -> frozenset[str]:

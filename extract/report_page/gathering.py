@@ -151,11 +151,11 @@ def _settings(job: StoredJob) -> list[Setting]:
         Setting(name="State", value=f"{shape}, width {Output(job).width:,}", note="taken after the model's final norm"),
         Setting(name="Taken from", value=str(output.get("module", "")), note="the module whose output is stored"),
         Setting(
-        Setting(
             name="Other layers",
             value=", ".join(map(str, states.layers)),
             note="stored too: the residual stream after so many decoder layers; no figure on this page is of them",
         ),
+        Setting(
             name="Stored as", value=f"{states.dtype}, {states.compression}" + (", length 1" if states.normalize else "")
         ),
         Setting(name="Source", value=", ".join(spec.source.paths)),

@@ -223,14 +223,14 @@ FACTS: dict[str, dict[str, Any]] = {
         "otherwise": ", or the base alone",
     },
     "engine.checkpoint_tokenizer.UnusableTokenizer": {"path": "checkpoint", "problem": "tokenizer.json is not JSON"},
-    "engine.comparison.NotFaithful": {"name": "llama", "found": 2e-3, "expected": 1e-5},
-    "engine.contract.EngineChanged": {
-        "path": "engine",
-        "name": "model.safetensors",
     "engine.contract.NoLayerStates": {
         "model": "gemma3n_text",
         "problem": "no list of modules runs once for each of its 4 layers",
     },
+    "engine.comparison.NotFaithful": {"name": "llama", "found": 2e-3, "expected": 1e-5},
+    "engine.contract.EngineChanged": {
+        "path": "engine",
+        "name": "model.safetensors",
         "field": "size",
         "found": 1023,
         "expected": 1024,
