@@ -75,6 +75,7 @@ class Job:
         self._events: list[tuple[float, int, str, int, int]] = []
         self._idle = list(reversed(range(assumed.workers)))
         self._making: dict[int, int] = {}
+        self._in_flight: Counter[int] = Counter()
         self._attempt = [0] * assumed.workers
         """Of each worker; events of earlier ones are about what was lost."""
         self._done = bytearray(assumed.shards)
@@ -82,7 +83,7 @@ class Job:
         self._commits: Counter[int] = Counter()
         self._delays: list[float] = []
         self._driver_back = 0.0
-        self._doubled = self._lost = 0
+        self._copies = self._lost = 0
         self._handed_out_last = 0.0
         self._dispatch = self._new_dispatch()
         for node in range(-(-assumed.workers // assumed.workers_per_node)):
@@ -105,7 +106,7 @@ class Job:
             "over_ideal": self._now / ideal - 1,
             "tail_seconds": self._now - self._handed_out_last,
             "lost": self._lost,
-            "made_twice": self._doubled,
+            "second_copies": self._copies,
             "failed": len(self._dispatch.failed),
             "delay_mean_s": sum(self._delays) / max(1, len(self._delays)),
             "delay_max_s": max(self._delays, default=0.0),
@@ -142,6 +143,8 @@ class Job:
                 return
             self._idle.pop()
             self._handed_out_last = self._now
+            self._copies += shard in self._in_flight
+            self._in_flight[shard] += 1
             self._making[worker] = shard
             seconds = self._draw.lognormvariate(0.0, 0.1) * self.assumed.shard_seconds
             if self._draw.random() < self.scenario.slow:
@@ -154,8 +157,8 @@ class Job:
         if not well:
             self._loses(worker, self.assumed.restart_seconds)
             return
-        shard = self._making.pop(worker)
-        self._doubled += self._done[shard]
+        shard = self._landed(worker)
+        assert shard is not None
         self._done[shard] = 1
         self._commits[int(self._now)] += 1
         self._dispatch.done(shard, self._now)
@@ -165,13 +168,22 @@ class Job:
 
     def _loses(self, worker: int, seconds: float) -> None:
         """A worker is gone, with what it has in flight, and comes back later."""
-        shard = self._making.pop(worker, None)
+        shard = self._landed(worker)
         if shard is not None:
             self._lost += 1
             self._lost_at.setdefault(shard, self._now)
             self._dispatch.lost(shard, str(self._node(worker)), "lost")
         self._attempt[worker] += 1
         self._at(self._now + seconds, "back", worker, self._attempt[worker])
+
+    def _landed(self, worker: int) -> int | None:
+        """What a worker had in flight is so no longer."""
+        shard = self._making.pop(worker, None)
+        if shard is not None:
+            self._in_flight[shard] -= 1
+            if not self._in_flight[shard]:
+                del self._in_flight[shard]
+        return shard
 
     def _node_dies(self, node: int) -> None:
         first = node * self.assumed.workers_per_node
