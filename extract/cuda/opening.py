@@ -52,12 +52,14 @@ class Terms:
         attention: the backend, and why not the faster one.
         output: type of the states.
         limits: with tokens of a pass, and the memory that it needs.
+        card_bytes: memory of the card.
     """
 
     device: Device
     attention: str
     output: str
     limits: Limits
+    card_bytes: int
 
 
 def terms_on_card(
@@ -101,6 +103,7 @@ def terms_on_card(
         attention=chosen.described,
         output=str(dtype).removeprefix("torch."),
         limits=replace(limits, pass_tokens=max(tokens, least), memory_bytes=memory.needed_bytes(max(tokens, least))),
+        card_bytes=card.total_bytes,
     )
 
 

@@ -125,6 +125,7 @@ def _torch(checkpoint: str | Path, recipe: Recipe, revision: str | None, allow_p
     from extract.engine.builder import check_architecture, check_linears, resolve_dtype
     from extract.engine.checkpoint import open_checkpoint
     from extract.engine.device import this_device
+    from extract.engine.own_families import FAMILIES
     from extract.engine.proven import MAX_TOKENS
 
     opened = open_checkpoint(checkpoint, revision=revision, allow_pickle=allow_pickle)
@@ -139,12 +140,12 @@ def _torch(checkpoint: str | Path, recipe: Recipe, revision: str | None, allow_p
         return next((found for name, found in config.items() if name.endswith(names) and isinstance(found, int)), 0)
 
     hidden = number(HIDDEN_SIZES)
-    own = device.type == "cpu" and recipe.decoder != "transformers" and recipe.layout != "dense" and dtype != "float16"
-    max_tokens = recipe.max_tokens or MAX_TOKENS["own" if own else device.type]
-    per_state = 4 if own else STATE_BYTES[dtype]
+    own = recipe.decoder != "transformers" and recipe.layout != "dense" and dtype != "float16"
+    max_tokens = recipe.max_tokens or MAX_TOKENS["own" if own and device.type == "cpu" else device.type]
+    per_state = 4 if own and device.type == "cpu" else STATE_BYTES.get(dtype, 2)
     stored = STATE_BYTES.get(opened.dtype, 4)
     weights = opened.decoder_bytes // stored * STATE_BYTES.get(dtype, 1)
-    return BuildPlan(
+    plan = BuildPlan(
         checkpoint=opened.name,
         architecture=opened.architecture,
         runtime=recipe.runtime,
@@ -159,6 +160,55 @@ def _torch(checkpoint: str | Path, recipe: Recipe, revision: str | None, allow_p
         pass_tokens=max_tokens,
         binding="the recipe" if recipe.max_tokens else "the default; extract tune measures what is fastest",
         memory={"weights": weights, "outputs": max_tokens * hidden * per_state},
+    )
+    if own and device.type == "cuda" and config.get("model_type") in FAMILIES:
+        return _own_on_card(plan, opened.path, recipe)
+    return plan
+
+
+def _own_on_card(plan: BuildPlan, checkpoint: Path, recipe: Recipe) -> BuildPlan:
+    """The plan of our own decoder on the card at hand, from the sizes that the config names, where it names them."""
+    from extract.cpu.architecture import Architecture, LayerKind
+    from extract.cuda.memory import weight_bytes
+    from extract.cuda.opening import terms_on_card
+    from extract.engine.contract import Limits
+    from extract.tensorrt.model_shape import NoShape, read_shape
+
+    try:
+        shape = read_shape(checkpoint)
+    except NoShape:
+        return plan
+    sizes = Architecture(
+        family="",
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.hidden_size,
+        num_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_size,
+        intermediate_size=shape.intermediate_size,
+        norm_eps=0.0,
+        activation="silu",
+        attention_scale=1.0,
+        layers=(LayerKind(rotary=None),) * shape.num_layers,
+        rotary=(),
+    )
+    limits = Limits(
+        max_input_tokens=recipe.max_input_tokens,
+        max_sequences=recipe.max_sequences,
+        max_tokens=plan.max_tokens,
+        binding=plan.binding,
+        pass_tokens=recipe.pass_tokens,
+    )
+    how = None if recipe.compile == "auto" else recipe.compile
+    terms = terms_on_card(sizes, plan.dtype, limits, path=plan.checkpoint, how=how)
+    pass_tokens, total = terms.limits.pass_tokens, terms.limits.memory_bytes
+    assert pass_tokens is not None and total is not None
+    weights = weight_bytes(sizes, plan.dtype, recipe.max_input_tokens)
+    return dataclasses.replace(
+        plan,
+        pass_tokens=pass_tokens,
+        memory={"weights": weights, "a pass": total - weights, "total": total},
+        card_bytes=terms.card_bytes,
     )
 
 

@@ -21,6 +21,7 @@ from extract.cpu.architecture import ARCHITECTURE_FILE
 from extract.cuda import opening
 from extract.cuda.cards import VisibleCard
 from extract.cuda.host_card import HostCard
+from extract.engine.build_plan import plan_build
 from extract.engine.builder import NoOwnDecoder, RecipeDoesNotFit, build
 from extract.engine.contract import Contract, Device, EngineDoesNotFit, read_contract
 from extract.engine.recipe import Recipe
@@ -92,14 +93,26 @@ def test_an_engine_is_proven_recorded_and_loaded_again(
     assert distance(np.concatenate(states), np.concatenate(expected)) <= {"float32": 1e-6}.get(dtype, worst)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "fp8"])
+def test_what_a_build_would_make_is_said_before(checkpoint: Path, tmp_path: Path, dtype: str) -> None:
+    limits = built(checkpoint, tmp_path / "engine", dtype).limits
+    with on_this_machine():
+        plan = plan_build(checkpoint, recipe(dtype))
+    assert (plan.dtype, plan.max_tokens, plan.pass_tokens) == (dtype, limits.max_tokens, limits.pass_tokens)
+    assert plan.card_bytes == 8 * GIB
+    assert limits.memory_bytes is not None
+    assert plan.memory["total"] == pytest.approx(limits.memory_bytes, rel=1e-3)
+    assert plan.memory["total"] == plan.memory["weights"] + plan.memory["a pass"]
+
+
 def test_a_family_that_is_not_ours_runs_as_before_and_has_no_fp8(tmp_path: Path) -> None:
     gpt2 = rig.tiny_checkpoint(tmp_path / "gpt2", "gpt2")
     with on_this_machine(), pytest.raises(NoOwnDecoder) as error:
         build(gpt2, tmp_path / "engine", recipe("fp8"))
     assert str(error.value) == (
         "recipe: it asks for our own decoder (or for int8, fp8, passes or a way to compile, which only that has), but "
-        'gpt2: our packed decoder does not know model_type = "gpt2"; transformers\' own model runs it. Leave out --decoder own, or choose '
-        "--dtype float32 or bfloat16."
+        'gpt2: our packed decoder does not know model_type = "gpt2"; transformers\' own model runs it. Leave out '
+        "--decoder own, or choose --dtype float32 or bfloat16."
     )
 
 
