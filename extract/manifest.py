@@ -192,6 +192,11 @@ def _table(counts: dict[str, int]) -> str:
 _string = json.encoder.encode_basestring
 _KEPT = {name: kind for name, kind in FIELD_TYPES.items() if name not in ("seconds", "attempt", "worker")}
 _kept = attrgetter(*_KEPT)
-_WRITE_TYPE: dict[type, Callable[[Any], str]] = {str: _string, int: str, bool: json.dumps, dict: _table}
+_WRITE_TYPE: dict[type, Callable[[Any], str]] = {
+    str: _string,
+    int: str,
+    bool: ("false", "true").__getitem__,
+    dict: _table,
+}
 _WRITE = [_WRITE_TYPE[kind] for kind in _KEPT.values()]
 _ENTRY = "  {" + ",".join(f'\n   "{name}": %s' for name in _KEPT) + "\n  }"
