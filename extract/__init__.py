@@ -12,6 +12,7 @@ if TYPE_CHECKING:  # for editors and type checkers
     from extract.engine.recipe import Recipe as Recipe
     from extract.engine.runtimes import load_runtime as load_runtime
     from extract.exporting.export import export as export
+    from extract.fidelity_check.layer_ranking import rank_layers as rank_layers
     from extract.fidelity_check.measure import fidelity as fidelity
     from extract.jobs import plan as plan
     from extract.output import open_output as open_output
@@ -43,6 +44,7 @@ _HOMES = {
     "TextSpec": "extract.spec",
     "plan": "extract.jobs",
     "quantize": "extract.quantizing",
+    "rank_layers": "extract.fidelity_check.layer_ranking",
     "run": "extract.runners.local",
     "stream": "extract.streaming",
     "tune": "extract.tuning.search",

@@ -18,7 +18,7 @@ import extract
 def test_the_names_are_those_of_the_commands_and_what_they_take():
     expected = (
         "JobSpec Recipe RunSpec SourceSpec StatesSpec TextSpec build embed export fidelity load_job load_runtime "
-        "open_output plan quantize run stream tune verify write_report"
+        "open_output plan quantize rank_layers run stream tune verify write_report"
     )
     assert " ".join(extract.__all__) == expected
     for name in extract.__all__:

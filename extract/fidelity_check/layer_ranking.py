@@ -22,7 +22,7 @@ from extract.engine.recipe import Recipe
 from extract.errors import EngineRefused
 from extract.fidelity_check.budget import Choice, choose
 from extract.fidelity_check.dealt_rows import DealtRows, deal
-from extract.fidelity_check.measure import SAY_EVERY_S, NothingToHold
+from extract.fidelity_check.measure import NUM_ROWS, SAY_EVERY_S, NothingToHold
 from extract.fidelity_check.ranking_results import Confirmed, Damage, LayerRanking
 from extract.fidelity_check.ranking_table import ranking_text
 from extract.fidelity_check.reference import check_tokenizer, open_reference
@@ -44,13 +44,13 @@ class NotRankable(EngineRefused):
 
 
 def rank_layers(
-    engine: Path,
+    engine: str | Path,
     reference: str | Path,
     *,
     source: SourceSpec | None = None,
-    rows: int,
+    rows: int = NUM_ROWS,
     kl_budget: float | None = None,
-    recipe: Path | None = None,
+    recipe: str | Path | None = None,
     threads: int | None = None,
     revision: str | None = None,
     allow_pickle: bool = False,
@@ -82,6 +82,7 @@ def rank_layers(
     from extract.engine.checkpoint import open_checkpoint
 
     started = time.perf_counter()
+    engine, recipe = Path(engine), None if recipe is None else Path(recipe)
     contract = read_contract(engine)
     _check_rankable(engine, contract)
     if recipe is not None:
