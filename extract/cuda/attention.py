@@ -167,14 +167,17 @@ def _padded_attention(
     window: int | None,
     softcap: float | None,
 ) -> torch.Tensor:
-    """[B, max_queries, heads, D]; what lies beyond a sequence's queries means nothing, but is finite."""
+    """[B, max_queries, heads, D]; what lies beyond a sequence's queries means nothing.
+
+    Padding repeats a sequence's own last key: a masked value still counts if it is not finite, as zero times that.
+    """
     group = query.shape[1] // key.shape[1]
     place = torch.arange(spans.max_queries, device=query.device)
     position = torch.arange(spans.max_keys, device=query.device)
-    q = query[(cu_queries[:-1, None] + place).clamp(max=query.shape[0] - 1)].transpose(1, 2)
-    at = (cu_keys[:-1, None] + position).clamp(max=key.shape[0] - 1)
-    k, v = (one[at].transpose(1, 2).repeat_interleave(group, dim=1) for one in (key, value))
     num_keys, num_queries = cu_keys.diff()[:, None], cu_queries.diff()[:, None]
+    q = query[cu_queries[:-1, None] + torch.minimum(place, num_queries - 1)].transpose(1, 2)
+    at = cu_keys[:-1, None] + torch.minimum(position, num_keys - 1)
+    k, v = (one[at].transpose(1, 2).repeat_interleave(group, dim=1) for one in (key, value))
     own = torch.minimum(num_keys - num_queries + place, num_keys - 1)[:, :, None]
     seen = position <= own
     if window is not None:

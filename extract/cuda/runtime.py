@@ -5,8 +5,9 @@ time (`hidden_states`) gets the same numbers, and only the copies inside the bat
 type (bfloat16, or float32), because they cross the bus and lie in host memory: the final norm itself is float32.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -14,8 +15,8 @@ import torch
 from extract.cuda.decoder import PackedDecoder
 from extract.cuda.passes import Pass, plan_batch
 from extract.cuda.transfers import Target, Transfers
-from extract.engine.contract import Contract, PassOutOfMemory
-from extract.records import Int32, Int64, States, TokenBatch
+from extract.engine.contract import Contract, PassOutOfMemory, Pending
+from extract.records import Int32, Int64, States, TokenBatch, UInt8
 from extract.spec import OutputKind
 from extract.tensorrt.card import Card
 
@@ -31,6 +32,8 @@ class Submitted:
         last_pass: number of its last pass.
         shared: what sequences share is computed once: outputs [num_outputs, H] that are copied to more places.
         index: int32, which output is whose; `None`: they are where they belong already.
+        finite: uint8, for each pass in which sequences share: whether all of its states are finite.
+        alone: submits the batch again, without sharing.
     """
 
     transfers: Transfers
@@ -39,11 +42,19 @@ class Submitted:
     rows: Int64 | slice
     shared: Sequence[States]
     index: Int32 | None
+    finite: UInt8
+    alone: Callable[[], Pending]
 
     def wait(self) -> None:
-        """Until the states are where they belong."""
+        """Until the states are where they belong.
+
+        A token that is not finite spoils the earlier ones of its sequence (zero times it counts in attention), and so
+        those that share them. That is no fault of these, so such a batch is computed again, each sequence by itself.
+        """
         self.transfers.deliver(self.last_pass)
-        if self.index is not None:
+        if not self.finite.all():
+            self.alone().wait()
+        elif self.index is not None:
             for array, outputs in zip(self.into, self.shared, strict=True):
                 array[self.rows] = outputs[self.index]
 
@@ -91,16 +102,29 @@ class CudaRuntime:
         self, batch: TokenBatch, kind: OutputKind, layers: Sequence[int], into: Sequence[States], rows: Int64 | None
     ) -> Submitted:
         """Queue the passes of a batch; see `AheadRuntime.submit`."""
-        plan = plan_batch(batch.input_ids, batch.cu_seqlens, kind, pass_tokens=self.pass_tokens, share=self.share)
+        return self._submit(batch, kind, layers, into, rows, share=self.share)
+
+    def _submit(
+        self,
+        batch: TokenBatch,
+        kind: OutputKind,
+        layers: Sequence[int],
+        into: Sequence[States],
+        rows: Int64 | None,
+        *,
+        share: bool,
+    ) -> Submitted:
+        plan = plan_batch(batch.input_ids, batch.cu_seqlens, kind, pass_tokens=self.pass_tokens, share=share)
         place: Int64 | slice = slice(None) if rows is None else rows
         outputs = into
         if plan.output_index is not None:
             shape = (plan.num_outputs, self.contract.output.width)
             outputs, place = tuple(np.empty(shape, self._dtype_of(kind)) for _ in into), slice(None)
-        number = 0
+        number, finite = 0, np.ones(len(plan.passes), np.uint8)
         try:
-            for one in plan.passes:
-                number = self._start(one, kind, tuple(layers), outputs, place)
+            for place_of_pass, one in enumerate(plan.passes):
+                flag = Target(finite, slice(place_of_pass, place_of_pass + 1))
+                number = self._start(one, kind, tuple(layers), outputs, place, flag)
         except (torch.OutOfMemoryError, MemoryError) as error:
             raise self._out_of_memory(batch) from error
         except RuntimeError as error:
@@ -114,6 +138,8 @@ class CudaRuntime:
             rows=slice(None) if rows is None else rows,
             shared=outputs,
             index=plan.output_index,
+            finite=finite,
+            alone=partial(self._submit, batch, kind, layers, into, rows, share=False),
         )
 
     def close(self) -> None:
@@ -123,7 +149,13 @@ class CudaRuntime:
         self._card.close()
 
     def _start(
-        self, one: Pass, kind: OutputKind, layers: tuple[int, ...], outputs: Sequence[States], place: Int64 | slice
+        self,
+        one: Pass,
+        kind: OutputKind,
+        layers: tuple[int, ...],
+        outputs: Sequence[States],
+        place: Int64 | slice,
+        finite: Target,
     ) -> int:
         arrays = [one.input_ids, one.positions, one.cu_queries]
         if one.cu_keys is not None and one.key_index is not None:
@@ -144,14 +176,15 @@ class CudaRuntime:
                 cu_keys=cu_keys,
                 key_index=key_index,
             )
-            if kind != "mean":
-                return found
-            bounds = given[2] if cu_keys is None else cu_keys
-            return tuple(_means(part if key_index is None else part[key_index], bounds) for part in found)
+            if kind == "mean":
+                bounds = given[2] if cu_keys is None else cu_keys
+                found = tuple(_means(part if key_index is None else part[key_index], bounds) for part in found)
+            return found if cu_keys is None else (*found, _all_finite(found[0]))
 
         rows = slice(one.first_output, one.first_output + count)
         own = rows if isinstance(place, slice) else place[rows]
-        return self._transfers.start(arrays, work, tuple(Target(array, own) for array in outputs))
+        flags = () if one.cu_keys is None else (finite,)
+        return self._transfers.start(arrays, work, (*(Target(array, own) for array in outputs), *flags))
 
     def _dtype_of(self, kind: OutputKind) -> type[np.generic]:
         return np.uint16 if self.decoder.output_dtype == torch.bfloat16 and kind != "mean" else np.float32
@@ -168,6 +201,11 @@ class CudaRuntime:
 def _means(states: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Tensor:
     """Mean over each sequence, float32 [B, H]: each sum in the order of its tokens, and without asking the card."""
     return torch.segment_reduce(states.float(), "mean", offsets=cu_seqlens.long(), axis=0, unsafe=True)
+
+
+def _all_finite(states: torch.Tensor) -> torch.Tensor:
+    """uint8 [1], without asking the card: the sum of squares would overflow, the largest magnitude does not."""
+    return torch.isfinite(states.abs().amax().float()).to(torch.uint8).reshape(1)
 
 
 def _bucket(longest: int, max_positions: int) -> int:
