@@ -12,7 +12,7 @@ from page_rig import Block
 
 from extract.engine.device import computes_in, this_device
 
-HOW_TOS = ["exporting", "jobs", "precision", "recovery", "reports", "reprocessing"]
+HOW_TOS = ["exporting", "fidelity", "jobs", "precision", "recovery", "reports", "reprocessing"]
 FIRST = ("run", "--engine", "engine", "--data", "texts.parquet", "-o", "out")
 """What each page starts from; its own command of this kind goes on with it."""
 
@@ -36,7 +36,7 @@ def run(words: tuple[str, ...] | list[str], capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.parametrize("page", HOW_TOS)
 def test_what_a_page_says_to_type_works(page: str, folder: Path, capsys):
-    if page == "precision" and not computes_in(this_device("cpu"), "bfloat16"):
+    if page in ("fidelity", "precision") and not computes_in(this_device("cpu"), "bfloat16"):
         pytest.skip("this CPU has no bfloat16 arithmetic")
     for block in page_rig.blocks(page_rig.read(f"docs/{page}.md")):
         if block.file is not None:
