@@ -157,9 +157,9 @@ def test_a_recipe_for_our_own_decoder_is_refused_for_a_family_it_does_not_know(g
         with pytest.raises(NoOwnDecoder) as error:
             build(gpt2_checkpoint, tmp_path / "engine", recipe)
         assert str(error.value) == (
-            "recipe: it asks for our own decoder (or for int8, fp8, passes or a way to compile, which only that has), but "
-            'gpt2: our packed decoder does not know model_type = "gpt2"; transformers\' own model runs it. Leave out --decoder own, or '
-            "choose --dtype float32 or bfloat16."
+            "recipe: it asks for our own decoder (or for int8, fp8, passes or a way to compile, which only that has), "
+            'but gpt2: our packed decoder does not know model_type = "gpt2"; transformers\' own model runs it. Leave '
+            "out --decoder own, or choose --dtype float32 or bfloat16."
         )
     assert nothing_left(tmp_path)
 

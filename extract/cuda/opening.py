@@ -130,6 +130,14 @@ def open_cuda_runtime(
     if card is None:
         chosen = choose_card(visible_cards(), contract.device, directory)
         check_room(chosen, free_memory(chosen), contract.limits.memory_bytes or 0, directory, SMALLER)
+        if how == "jit" and not can_fuse():
+            raise EngineDoesNotFit(
+                path=directory,
+                field="compiler",
+                expected="Triton",
+                found="none",
+                advice="Install it: pip install triton",
+            )
         where, card = torch.device("cuda", chosen.index), take_card(chosen)
     backend = choose_backend(architecture, COMPUTED[precision], where.type, contract.device.compute_capability)
     if backend.described != contract.runtime.attention:

@@ -29,7 +29,9 @@ PACKAGES = (
     "vllm",
 )
 
-FIELDS = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu", "clocks_event_reasons.active")
+FIELDS = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu")
+REASONS = ("clocks_event_reasons.active",)
+"""Why a card is slower than it could be; older drivers have another name for it, and then nothing is said."""
 STANDING = ("name", "driver_version", "memory.total", "memory.used", "power.limit", "clocks.max.sm", "mig.mode.current")
 
 
@@ -72,7 +74,7 @@ def about(device: Any, root: Path) -> dict[str, Any]:
         "memory_gib": round(total / 2**30, 1),
         "free_gib": round(free / 2**30, 1),
         "smi": _smi(STANDING, device),
-        "clock_events": _smi(FIELDS[-1:], device),
+        "clock_events": _smi(REASONS, device),
     }
     others = processes(device)
     if others:
@@ -116,7 +118,7 @@ class Watch:
         """Medians since a `time.monotonic()`, and the lowest clock of the multiprocessors."""
         rows = [row for at, row in self._seen if at >= moment]
         found: dict[str, float] = {}
-        for place, name in enumerate(FIELDS[:-1]):
+        for place, name in enumerate(FIELDS):
             values = [value for row in rows if (value := _number(row[place])) is not None]
             if values:
                 found[name] = statistics.median(values)

@@ -32,9 +32,9 @@ def measure(shape: Shape, device: Any, folder: Path, deadline: Deadline, *, tiny
         limits = dataclasses.replace(contract.limits, max_tokens=2 * engine.runtime.pass_tokens)
         engine.runtime.contract = dataclasses.replace(contract, limits=limits)
         write_contract(folder, engine.runtime.contract)
-        size = 16 if tiny else 16_384
-        _write_rows(data, rows_of("mixed", size, shape.vocabulary))
-        for kind in ("last", "tokens"):
+        sizes = {"last": 16, "tokens": 16} if tiny else {"last": 16_384, "tokens": 4096}
+        _write_rows(data, rows_of("mixed", max(sizes.values()), shape.vocabulary))
+        for kind, size in sizes.items():
             for compression in ("zstd", "none"):
                 label = f"{kind}, {compression}"
                 if deadline.affords(0.2 if tiny else 8.0, f"job of {label}"):
@@ -68,7 +68,7 @@ def _job(engine: Any, folder: Path, data: Path, kind: str, compression: str, siz
     output = folder.parent / f"job-{kind}-{compression}"
     spec = JobSpec(
         engine=str(folder),
-        source=SourceSpec(path=str(data), input="input_ids", column="input_ids"),
+        source=SourceSpec(path=str(data), input="input_ids", column="input_ids", limit=size),
         states=StatesSpec(
             kind=kind, dtype="bfloat16", compression=compression, rows_per_shard=max(16, size // 4), reserve_bytes=0
         ),

@@ -205,10 +205,8 @@ def memory_of(folder: Path, precision: str, device: Any, *, fused: bool) -> Any:
     return memory_model(architecture, precision, backend=backend, max_positions=LIMIT, fused=fused)
 
 
-def opened(
-    folder: Path, shape: Shape, precision: str, device: Any, *, pass_tokens: int | None = None, share: bool = True
-) -> Ours:
-    """An engine in memory.
+def opened(folder: Path, shape: Shape, precision: str, device: Any, *, compiled: bool = True) -> Ours:
+    """An engine in memory, with passes as large as it takes; `compiled`: its regions, where this machine can.
 
     Raises:
         NotHere: the card has no such arithmetic, or too little memory.
@@ -224,7 +222,7 @@ def opened(
         major, minor = torch.cuda.get_device_capability(device)
         if precision == "fp8" and float(f"{major}.{minor}") < FP8_CAPABILITY:
             raise NotHere(f"compute capability {major}.{minor}, {FP8_CAPABILITY} needed")
-        memory = memory_of(folder, precision, device, fused=can_fuse())
+        memory = memory_of(folder, precision, device, fused=compiled and can_fuse())
         most = memory.pass_tokens(torch.cuda.mem_get_info(device)[0], 1_048_576)
         if most == 0:
             raise NotHere(f"{memory.weight_bytes / 2**30:.1f} GiB of weights leave no room for a pass")
@@ -233,10 +231,12 @@ def opened(
         from extract.engine.device import this_device
 
         card = HostCard(this_device("cpu"), 2**34)
-    contract = contract_of(folder, shape, precision, device, min(pass_tokens or most, most))
+    contract = contract_of(folder, shape, precision, device, most)
+    if not compiled:
+        contract = replace(contract, runtime=replace(contract.runtime, compile="none"))
     started = time.perf_counter()
     try:
-        runtime = open_cuda_runtime(folder, contract, share=share, card=card)
+        runtime = open_cuda_runtime(folder, contract, card=card)
     except ExtractError as error:
         raise NotHere(str(error)) from error
     if device.type == "cuda":
@@ -248,7 +248,7 @@ def num_rows(shape: Shape, *, tiny: bool) -> int:
     """Rows of a workload that takes a card a second or so."""
     if tiny:
         return 6
-    return 2048 if shape.flops_per_token > 6e9 else 8192
+    return 512 if shape.flops_per_token > 6e9 else 4096
 
 
 def measure(shape: Shape, device: Any, folder: Path, deadline: Deadline, *, tiny: bool) -> dict[str, Any]:
@@ -284,7 +284,8 @@ def _rates(
         full, shared = (
             batch_of(rows_of(kind, max(2, tokens // LIMIT), shape.vocabulary)) for kind in ("full", "shared")
         )
-        first_s = on_host(device, lambda: engine.run(full, "tokens"))
+        first_s = on_host(device, lambda: engine.run(full, "tokens"))  # compiles, where that is not done before
+        again_s = on_host(device, lambda: engine.run(full, "tokens"))
         found: dict[str, Any] = {
             "load_s": engine.load_s,
             "first_batch_s": first_s,
@@ -300,7 +301,7 @@ def _rates(
             "last token, 70 % shared": (shared, "last"),
         }
         for label, (batch, kind) in works.items():
-            if deadline.affords(1.5 * first_s if not tiny else 0.1, f"{shape.name} {precision} {label}"):
+            if deadline.affords(3.2 * again_s, f"{shape.name} {precision} {label}"):
                 found["rates"][label] = _rate(engine, batch, kind, deadline, tiny=tiny)
         if device.type == "cuda":
             memory = memory_of(folder, precision, device, fused=True)
@@ -308,50 +309,52 @@ def _rates(
                 "measured": torch.cuda.max_memory_allocated(device),
                 "expected": memory.weight_bytes + memory.pass_bytes(most),
             }
-        found["by_pass_tokens"] = _by_pass(engine, shape, most, deadline, tiny=tiny)
-        found["by_batch_tokens"] = _by_batch(engine, shape, deadline, tiny=tiny)
+        per_token = again_s / full.num_tokens
+        found["by_pass_tokens"] = _by_pass(engine, shape, most, per_token, deadline, tiny=tiny)
+        found["by_batch_tokens"] = _by_batch(engine, shape, per_token, deadline, tiny=tiny)
         return found
     finally:
         engine.close()
 
 
-def _by_pass(engine: Ours, shape: Shape, most: int, deadline: Deadline, *, tiny: bool) -> dict[str, float]:
+def _by_pass(
+    engine: Ours, shape: Shape, most: int, per_token: float, deadline: Deadline, *, tiny: bool
+) -> dict[str, float]:
     """Tokens/s by tokens of a pass, doubled up to the largest."""
     found: dict[str, float] = {}
     size = 256 if tiny else 4096
     while size <= most:
-        rows = max(2, min(PASSES * size, num_rows(shape, tiny=tiny) * LIMIT) // LIMIT)
-        batch = batch_of(rows_of("full", rows, shape.vocabulary))
-        if deadline.affords(0.1 if tiny else 3.0, f"{shape.name} {engine.precision} passes of {size:,} tokens"):
+        tokens = max(size, min(num_rows(shape, tiny=tiny) * LIMIT // 2, 8 * size))
+        if deadline.affords(2.5 * tokens * per_token, f"{shape.name} {engine.precision} passes of {size:,} tokens"):
+            batch = batch_of(rows_of("full", max(2, tokens // LIMIT), shape.vocabulary))
             engine.set_pass_tokens(size)
-            found[str(size)] = _rate(engine, batch, "tokens", deadline, tiny=tiny, runs=2)
+            found[str(size)] = _rate(engine, batch, "tokens", deadline, tiny=True, runs=1)
         size *= 2
     engine.set_pass_tokens(most)
     return found
 
 
-def _by_batch(engine: Ours, shape: Shape, deadline: Deadline, *, tiny: bool) -> dict[str, float]:
+def _by_batch(engine: Ours, shape: Shape, per_token: float, deadline: Deadline, *, tiny: bool) -> dict[str, float]:
     """Tokens/s by token budget of a batch, up to a million; passes as large as they may be."""
     found: dict[str, float] = {}
-    seconds_per_token = 0.0
     for tokens in (256, 512) if tiny else BATCHES:
-        if not deadline.affords(2.2 * tokens * seconds_per_token, f"{shape.name} batches of {tokens:,} tokens"):
-            continue
-        batch = batch_of(rows_of("full", tokens // LIMIT, shape.vocabulary))
-        found[str(tokens)] = _rate(engine, batch, "last", deadline, tiny=tiny, runs=1)
-        seconds_per_token = 1.0 / found[str(tokens)]
+        if deadline.affords(2.2 * tokens * per_token, f"{shape.name} batches of {tokens:,} tokens"):
+            batch = batch_of(rows_of("full", tokens // LIMIT, shape.vocabulary))
+            found[str(tokens)] = _rate(engine, batch, "last", deadline, tiny=True, runs=1)
     return found
 
 
-def _rate(engine: Ours, batch: Any, kind: str, deadline: Deadline, *, tiny: bool, runs: int = 3) -> float:
+def _rate(engine: Ours, batch: Any, kind: str, deadline: Deadline, *, tiny: bool, runs: int = 2) -> float:
     """Tokens/s until states lie in host memory; the rows' own tokens count, computed or shared."""
-    states = engine.states(batch, kind)  # also the warm-up of this shape
-    if not np.isfinite(states[:: max(1, len(states) // 256)]).all():
+    from extract.shards.values import as_float32
+
+    states = engine.run(batch, kind)  # also the warm-up of this shape
+    if not np.isfinite(as_float32(states[:: max(1, len(states) // 256)])).all():
         raise RuntimeError(f"{engine.precision}: states that are not finite")
     del states
     found = timed(
         lambda: on_host(engine.device, lambda: engine.run(batch, kind)),
-        at_least_s=0.0 if tiny else 0.5,
+        at_least_s=0.0 if tiny else 0.3,
         runs=runs,
         most=8,
         deadline=deadline,
@@ -371,7 +374,7 @@ def on_mixed_rows(
             continue
         try:
             for kind in found:
-                if deadline.affords(0.1 if tiny else 4.0, f"ours on {kind} rows in {precision}"):
+                if deadline.affords(0.1 if tiny else 5.0, f"ours on {kind} rows in {precision}"):
                     batch = batch_of(sorted(rows_of(kind, num_rows(shape, tiny=tiny), shape.vocabulary), key=len))
                     found[kind][precision] = _rate(engine, batch, "tokens", deadline, tiny=tiny, runs=2)
         finally:

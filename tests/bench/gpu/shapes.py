@@ -115,6 +115,8 @@ def random_model(shape: Shape, device: Any, dtype: Any, *, attention: str = "sdp
             model = kind(config)
     finally:
         torch.set_default_dtype(before)
+    # Frequencies as a checkpoint's model has them: computed on the CPU, in float32; a card rounds powers otherwise.
+    model.rotary_emb = type(model.rotary_emb)(config).to(device)
     draw = torch.Generator(device=device).manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():
