@@ -38,7 +38,7 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> t
     "--precisions",
     metavar="LIST",
     callback=_listed,
-    help="Precisions to measure, as float32,bfloat16.  [default: float32, bfloat16, int8 if the device has them]",
+    help="Precisions to measure, as float32,bfloat16.  [default: float32, bfloat16, int8, fp8 if the device has them]",
 )
 @click.option(
     "--threads",
@@ -58,7 +58,9 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> t
     type=click.FloatRange(min=0),
     help="Time for the sweep with its build; what is not measured by then is left out.  [default: 150]",
 )
-@click.option("--allow-int8", is_flag=True, help="Choose int8 where it is fastest, though it is less exact.")
+@click.option(
+    "--allow-int8", is_flag=True, help="Choose int8, or fp8 on a card, where it is fastest, though it is less exact."
+)
 @click.option(
     "--device",
     type=click.Choice(choices_of(Recipe, "device")),

@@ -1,8 +1,9 @@
 """The engines that a sweep runs: one for all precisions where our own decoder runs them, else one for each.
 
-Our own decoder packs the weights of an engine for a precision when it opens it, so one build, in the checkpoint's own
-precision, serves all of them. How far the others are from float32 is measured with that decoder in float32, which the
-build has compared with the plain model. transformers' layouts are proven for each precision by a build of its own.
+Our own decoder packs the weights of an engine for a precision when it opens it, on a CPU and on a card, so one build,
+in the checkpoint's own precision, serves all of them. How far the others are from float32 is measured with that decoder
+in float32, which the build has compared with the plain model. transformers' layouts are proven for each precision by a
+build of its own.
 """
 
 import dataclasses
@@ -37,9 +38,19 @@ class Engine:
         """About what its weights take in memory."""
         return sum(file.size for file in self.contract.files)
 
+    @property
+    def own_on(self) -> str | None:
+        """Where our own decoder runs it: "cpu", with micro-batches, or "cuda", with passes; `None`: it does not."""
+        return self.contract.device.type if self.contract.runtime.decoder == "own" else None
+
     def open(self, budget: int | None, threads: int | None) -> Runtime:
         """Load it with this micro-batch (`None`: the contract's), without sharing between rows."""
-        if self.contract.runtime.decoder == "own":
+        if self.own_on == "cuda":
+            from extract.cuda.opening import open_cuda_runtime
+
+            smallest = dataclasses.replace(self.contract.limits, memory_bytes=None)
+            return open_cuda_runtime(self.directory, dataclasses.replace(self.contract, limits=smallest), share=False)
+        if self.own_on == "cpu":
             from extract.cpu.runtime import open_cpu_runtime
 
             runtime = dataclasses.replace(
@@ -104,8 +115,31 @@ class Engines:
         return Engine(directory=directory, contract=contract)
 
     def _with(self, precision: str) -> Engine:
+        if self.base.own_on == "cuda":
+            return self._with_on_card(precision)
         found = dataclasses.replace(self.base.contract.precision, activations=precision)
         return dataclasses.replace(self.base, contract=dataclasses.replace(self.base.contract, precision=found))
+
+    def _with_on_card(self, precision: str) -> Engine:
+        from extract.cpu.architecture import read_architecture
+        from extract.cuda.opening import terms_on_card
+
+        contract = self.base.contract
+        limits = dataclasses.replace(contract.limits, pass_tokens=None, memory_bytes=None)
+        terms = terms_on_card(
+            read_architecture(self.base.directory), precision, limits, path="recipe", how=contract.runtime.compile
+        )
+        types = dataclasses.replace(contract.precision, activations=precision, output=terms.output)
+        return dataclasses.replace(
+            self.base,
+            contract=dataclasses.replace(
+                contract,
+                runtime=dataclasses.replace(contract.runtime, attention=terms.attention),
+                precision=types,
+                limits=terms.limits,
+                output=dataclasses.replace(contract.output, dtype=terms.output),
+            ),
+        )
 
     def _states(self, precision: str) -> list[Float32]:
         """States of the passages that builds measure on."""

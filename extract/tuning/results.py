@@ -41,6 +41,7 @@ class Point:
         memory_bytes: how much the process grew at most, from loading the engine to the end of the first run; `None`
             where the system does not tell.
         difference: the same for all points of a precision; `None`: not measured, or the reference itself.
+        expected_bytes: memory of a card by arithmetic, where `memory_bytes` is what tensors took there at most.
     """
 
     precision: str
@@ -53,6 +54,7 @@ class Point:
     runs: int
     memory_bytes: int | None
     difference: Difference | None
+    expected_bytes: int | None = None
 
     @property
     def curve(self) -> str:

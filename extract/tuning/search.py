@@ -24,8 +24,9 @@ from extract.tuning.sweep import Sweep
 SECONDS = 150.0
 """Time for a sweep, builds included, unless told otherwise."""
 
-EXACT_FIRST = ("float32", "bfloat16", "float16", "int8")
-TRIED = ("float32", "bfloat16", "int8")
+EXACT_FIRST = ("float32", "bfloat16", "float16", "int8", "fp8")
+TRIED = ("float32", "bfloat16", "int8", "fp8")
+EIGHT_BITS = ("int8", "fp8")
 """Precisions of a sweep that names none, beside the checkpoint's own."""
 
 
@@ -86,11 +87,11 @@ def tune(
 
     Args:
         checkpoint: Hugging Face directory, hub id or GGUF file.
-        precisions: to measure; `None`: float32, bfloat16, int8 and the checkpoint's own, where the device has them.
+        precisions: to measure; `None`: the checkpoint's own, float32, bfloat16, int8, fp8, where the device has them.
         threads: numbers of CPU threads; `None`: all that this process may use, half of them, one.
         max_input_tokens: longest row; `None`: a recipe's default.
         seconds: no point is begun that would not be done by then; the first one always is.
-        allow_int8: int8 may be chosen.
+        allow_int8: int8, or fp8 on a card, may be chosen.
         device: as in a recipe.
         runtime: with tensorrt-llm, tiers of token budgets are built and measured; precisions and threads are not asked
             for, because a checkpoint has its precision there.
@@ -142,7 +143,7 @@ def tune(
         device=here.name,
         decoder=contract.runtime.decoder,
         arithmetic=sweep.arithmetic,
-        budget_is="tokens per micro-batch" if contract.runtime.decoder == "own" else "tokens per pass",
+        budget_is="tokens per micro-batch" if engines.base.own_on == "cpu" else "tokens per pass",
         mean_tokens=round(work.mean_tokens, 1),
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
         seconds=round(time.monotonic() - started, 1),
@@ -155,7 +156,8 @@ def tune(
             recipe,
             dtype=chosen.precision,
             decoder=contract.runtime.decoder,
-            micro_batch=chosen.budget if contract.runtime.decoder == "own" else None,
+            micro_batch=chosen.budget if engines.base.own_on == "cpu" else None,
+            pass_tokens=chosen.budget if engines.base.own_on == "cuda" else None,
             max_tokens=sweep.pass_tokens(chosen),
             threads=chosen.threads,
             architectures=(opened.architecture,),
@@ -200,9 +202,10 @@ def _precisions(asked: Sequence[str] | None, device: Device, own: str) -> list[s
 def _choosable(asked: Sequence[str], own: str, *, allow_int8: bool) -> list[str]:
     """The checkpoint's own precision, what is more exact, and int8 where it is allowed."""
     exact = ("float32", own)
-    found = [precision for precision in asked if precision in exact or (precision == "int8" and allow_int8)]
+    found = [precision for precision in asked if precision in exact or (precision in EIGHT_BITS and allow_int8)]
     if not found:
-        advice = f"{own}, or allow int8 (--allow-int8)" if "int8" in asked else own
+        asked_for = [precision for precision in asked if precision in EIGHT_BITS]
+        advice = f"{own}, or allow {asked_for[0]} (--allow-int8)" if asked_for else own
         raise NothingToChoose(found=", ".join(asked), dtype=own, advice=advice)
     return found
 

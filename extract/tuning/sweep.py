@@ -73,6 +73,7 @@ class Sweep:
                 trial.threads,
                 trial.memory_bytes.get(budget),
                 self._differences[precision],
+                trial.expected_bytes.get(budget),
             )
             for budget in (*curve.runs, *([] if curve.refused is None else [curve.refused]))
         ]
@@ -98,6 +99,7 @@ def point_of(
     threads: int | None,
     memory_bytes: int | None,
     difference: Difference | None,
+    expected_bytes: int | None = None,
 ) -> Point:
     """A row of the table: the runs of one budget."""
     rates = [run.tokens / run.seconds for run in curve.runs.get(budget, [])]
@@ -113,4 +115,5 @@ def point_of(
         runs=len(rates),
         memory_bytes=memory_bytes,
         difference=difference,
+        expected_bytes=expected_bytes,
     )

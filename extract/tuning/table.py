@@ -11,6 +11,7 @@ COLUMNS: tuple[tuple[str, str, Callable[[Point], str]], ...] = (
     ("tokens/s", ">", lambda point: "-" if point.tokens_per_s is None else f"{point.tokens_per_s:,.0f}"),
     ("range", ">", lambda point: _range(point)),
     ("memory", ">", lambda point: "-" if point.memory_bytes is None else f"{point.memory_bytes / 1e6:,.0f} MB"),
+    ("expected", ">", lambda point: "-" if point.expected_bytes is None else f"{point.expected_bytes / 1e6:,.0f} MB"),
     ("rel error", ">", lambda point: _given(point, "rel_error", ".1e")),
     ("KL", ">", lambda point: _given(point, "kl", ".1e")),
     ("top-1", ">", lambda point: _given(point, "top1", ".1%")),
@@ -40,16 +41,18 @@ def tuning_text(found: Tuning) -> str:
     if fastest.precision != chosen.precision:
         lines.append(
             f"           {fastest.curve} gives {_rate(fastest)} tokens/s and is less exact; choose it yourself"
-            + (" (--allow-int8)" if fastest.precision == "int8" else " (extract build --dtype)")
+            + (" (--allow-int8)" if fastest.precision in ("int8", "fp8") else " (extract build --dtype)")
         )
     return "\n".join(lines)
 
 
 def _table(found: Tuning) -> list[str]:
-    rows = [["", *(name for name, _, _ in COLUMNS)]]
-    rows += [["*" if point == found.chosen else "", *(cell(point) for _, _, cell in COLUMNS)] for point in found.points]
-    widths = [max(len(row[place]) for row in rows) for place in range(len(COLUMNS) + 1)]
-    sides = ["<", *(side for _, side, _ in COLUMNS)]
+    on_card = any(point.expected_bytes is not None for point in found.points)
+    columns = [column for column in COLUMNS if on_card or column[0] != "expected"]
+    rows = [["", *(name for name, _, _ in columns)]]
+    rows += [["*" if point == found.chosen else "", *(cell(point) for _, _, cell in columns)] for point in found.points]
+    widths = [max(len(row[place]) for row in rows) for place in range(len(columns) + 1)]
+    sides = ["<", *(side for _, side, _ in columns)]
     return [
         "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True)).rstrip()
         for row in rows

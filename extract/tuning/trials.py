@@ -1,10 +1,12 @@
 """Time one precision on one number of threads, with any token budget.
 
-Our own decoder is opened once for each budget, as a run would open it, and stays open while memory is plenty: rounds
-over several budgets then cost nothing but their runs. transformers' model is opened once, since its budget is no more
-than how rows are packed. A run is made of whole passes that keep every thread busy, and lasts half a second or longer.
+Our own decoder on a CPU is opened once for each budget, as a run would open it, and stays open while memory is plenty:
+rounds over several budgets then cost nothing but their runs. On a card, and with transformers' model, an engine is
+opened once, since a budget is no more than how rows are cut into passes. A run is made of whole passes that keep every
+thread busy, and lasts half a second or longer.
 """
 
+import dataclasses
 import math
 import time
 from collections.abc import Iterator
@@ -14,7 +16,7 @@ from extract.engine.contract import Runtime
 from extract.engine.recipe import MAX_TOKENS
 from extract.packing import TokenBudget, pack
 from extract.records import TokenBatch
-from extract.tuning import peak_memory
+from extract.tuning import card_memory, peak_memory
 from extract.tuning.engines import Engine
 from extract.tuning.growth import Run
 from extract.tuning.workload import Workload
@@ -26,6 +28,8 @@ PASS_TOKENS = 16_384
 """Largest pass of our own decoder, where a micro-batch for each thread is smaller: its usual budget."""
 
 FIRST_BUDGET = {"own": 64, "cpu": 256, "cuda": 4096}
+CARD_PASSES = 4
+"""Passes of a batch on a card, where copies of one run beside the next."""
 BEYOND_PROVEN = 8
 """transformers' model is tried with passes this many times the usual budget, which its build has proven."""
 
@@ -34,7 +38,8 @@ class Trial:
     """An engine on `threads` threads (`None` on a card).
 
     Attributes:
-        memory_bytes: by budget: how much the process grew at most; see `Point`.
+        memory_bytes: by budget: how much the process grew at most; see `Point`. On a card: what tensors took.
+        expected_bytes: by budget, on a card: the same by arithmetic.
         arithmetic: which kernels compute, once something was run.
     """
 
@@ -42,9 +47,10 @@ class Trial:
         self.engine = engine
         self.threads = threads
         self.memory_bytes: dict[int, int | None] = {}
+        self.expected_bytes: dict[int, int] = {}
         self.arithmetic = ""
         self._work = work
-        self._own = engine.contract.runtime.decoder == "own"
+        self._own, self._on_card = engine.own_on == "cpu", engine.own_on == "cuda"
         self._opened: dict[int, Runtime] = {}
         self._before: dict[int, int | None] = {}
         self._units: dict[int, int] = {}
@@ -54,24 +60,33 @@ class Trial:
         limits, kind = self.engine.contract.limits, self.engine.contract.device.type
         if self._own:
             first, most = FIRST_BUDGET["own"], MAX_TOKENS // (self.threads or 1)
+        elif self._on_card:
+            first, most = FIRST_BUDGET["cuda"], card_memory.most_tokens(self.engine)
         else:
             beyond = BEYOND_PROVEN if limits.binding == "the recipe" else 1
             first, most = FIRST_BUDGET[kind], min(MAX_TOKENS, beyond * limits.max_tokens)
         return [first << step for step in range(20) if first << step <= most] or [most]
 
     def pass_tokens(self, budget: int) -> int:
-        """Tokens of the largest pass that runs with a budget."""
+        """Tokens of the largest batch that runs with a budget."""
+        if self._on_card:
+            return min(MAX_TOKENS, CARD_PASSES * budget)
         return max(PASS_TOKENS, self._unit(budget)) if self._own else budget
 
     def run(self, budget: int) -> Run:
         """One timed run. The first one of a budget opens the engine and warms it up before."""
+        if self._on_card:
+            card_memory.start()
+            self.expected_bytes[budget] = card_memory.expected(self.engine, budget)
         runtime = self._runtime(budget)
         batches = list(self._batches(budget, self._units[budget]))
         started = time.perf_counter()
         for batch in batches:
             runtime.hidden_states(batch, "tokens")
         seconds = time.perf_counter() - started
-        if budget not in self.memory_bytes:
+        if self._on_card:
+            self.memory_bytes[budget] = max(self.memory_bytes.get(budget) or 0, card_memory.peak() or 0) or None
+        elif budget not in self.memory_bytes:
             before, peak = self._before[self._key(budget)], peak_memory.peak()
             self.memory_bytes[budget] = None if before is None or peak is None else max(0, peak - before)
         return Run(sum(batch.num_tokens for batch in batches), seconds)
@@ -94,10 +109,19 @@ class Trial:
         elif budget not in self._units:
             peak_memory.start()
             self._warm_up(budget)
+        self._limit(budget)
         return self._opened[key]
+
+    def _limit(self, budget: int) -> None:
+        """Cut passes on a card at a budget."""
+        if self._on_card:
+            runtime = self._opened[self._key(budget)]
+            limits = dataclasses.replace(runtime.contract.limits, pass_tokens=budget)
+            runtime.contract = dataclasses.replace(runtime.contract, limits=limits)
 
     def _warm_up(self, budget: int) -> None:
         """Run small passes twice, or for a fifth of a second, and set how many units a timed run takes."""
+        self._limit(budget)
         batches, fastest, spent, count = list(self._batches(budget, 1)), math.inf, 0.0, 0
         while count < 2 or (spent < RUN_S / 5 and count < 20):
             started = time.perf_counter()

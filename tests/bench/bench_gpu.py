@@ -90,12 +90,12 @@ def numbers(bench: Bench, deadline: Deadline) -> dict[str, Any]:
             if not deadline.affords(1.0, label):
                 continue
             try:
-                engine = ours.opened(weights, shape, precision, bench.device, compiled=compiled)
+                engine, note = ours.working(weights, shape, precision, bench.device, compiled=compiled)
             except ours.NotHere as reason:
                 found[label] = {"missing": str(reason)}
                 continue
             try:
-                found[label] = check.compare(engine, expected, rows)
+                found[label] = check.compare(engine, expected, rows) | {"note": note}
             finally:
                 engine.close()
     return {"right": all(one.get("right", True) for one in found.values()), "engines": found}

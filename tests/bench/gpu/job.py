@@ -22,7 +22,7 @@ def measure(shape: Shape, device: Any, folder: Path, deadline: Deadline, *, tiny
     from extract.engine.contract import write_contract
 
     try:
-        engine = ours.opened(ours.made(shape, device, folder), shape, "bfloat16", device)
+        engine, _ = ours.working(ours.made(shape, device, folder), shape, "bfloat16", device)
     except ours.NotHere as reason:
         return {"skipped": str(reason)}
     found: dict[str, Any] = {"disk_gb_per_s": disk_rate(folder.parent, 2**20 if tiny else 2**30) / 1e9}

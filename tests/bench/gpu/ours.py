@@ -75,7 +75,6 @@ def written(model: Any, folder: Path) -> Path:
 
     from extract.cpu.architecture import ARCHITECTURE_FILE, write_architecture
     from extract.cpu.weights import WEIGHTS_FILE
-    from extract.engine.own_architecture import architecture_of
 
     if (folder / ARCHITECTURE_FILE).is_file():
         return folder
@@ -100,8 +99,31 @@ def written(model: Any, folder: Path) -> Path:
             for piece in tensor.contiguous().view(-1).view(torch.uint8).split(len(pinned)):
                 pinned[: len(piece)].copy_(piece)
                 file.write(memoryview(pinned[: len(piece)].numpy()))
-    write_architecture(folder, architecture_of(model, LIMIT))
+    write_architecture(folder, _architecture(model))
     return folder
+
+
+def _architecture(model: Any) -> Any:
+    """What a Llama or a Qwen 3 is; by hand, so that any transformers will do. The check of the numbers would tell."""
+    from extract.cpu.architecture import Architecture, LayerKind, Rotary
+
+    config = model.config
+    fresh = type(model.rotary_emb)(config)
+    return Architecture(
+        family=config.model_type,
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        num_heads=config.num_attention_heads,
+        num_kv_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        intermediate_size=config.intermediate_size,
+        norm_eps=config.rms_norm_eps,
+        activation="silu",
+        attention_scale=config.head_dim**-0.5,
+        layers=(LayerKind(rotary=0),) * config.num_hidden_layers,
+        rotary=(Rotary(inv_freq=tuple(fresh.inv_freq.float().tolist())),),
+        head_norm="head" if config.model_type == "qwen3" else "none",
+    )
 
 
 def made(shape: Shape, device: Any, folder: Path) -> Path:
@@ -244,6 +266,26 @@ def opened(folder: Path, shape: Shape, precision: str, device: Any, *, compiled:
     return Ours(runtime, precision, time.perf_counter() - started, device)
 
 
+def working(folder: Path, shape: Shape, precision: str, device: Any, *, compiled: bool = True) -> tuple[Ours, str]:
+    """`opened`, and run once: where its regions cannot be compiled, without that, and the reason."""
+    import torch
+
+    engine = opened(folder, shape, precision, device, compiled=compiled)
+    rows = batch_of(rows_of("mixed", 8, shape.vocabulary))
+    try:
+        engine.run(rows, "tokens")
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # a compiler fails in many ways, and all of them leave the plain lines
+        if not compiled:
+            raise
+        engine.close()
+        engine = opened(folder, shape, precision, device, compiled=False)
+        engine.run(rows, "tokens")
+        return engine, f"not compiled: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return engine, ""
+
+
 def num_rows(shape: Shape, *, tiny: bool) -> int:
     """Rows of a workload that takes a card a second or so."""
     if tiny:
@@ -274,21 +316,24 @@ def _rates(
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
+    started = time.perf_counter()
     try:
-        engine = opened(folder, shape, precision, device)
+        engine, note = working(folder, shape, precision, device)
     except NotHere as reason:
         return {"missing": str(reason)}
+    first_s = time.perf_counter() - started
     try:
         most = engine.runtime.pass_tokens
         tokens = min(PASSES * most, num_rows(shape, tiny=tiny) * LIMIT)
         full, shared = (
             batch_of(rows_of(kind, max(2, tokens // LIMIT), shape.vocabulary)) for kind in ("full", "shared")
         )
-        first_s = on_host(device, lambda: engine.run(full, "tokens"))  # compiles, where that is not done before
+        engine.run(full, "tokens")
         again_s = on_host(device, lambda: engine.run(full, "tokens"))
         found: dict[str, Any] = {
             "load_s": engine.load_s,
             "first_batch_s": first_s,
+            "note": note,
             "weights_gib": memory_of(folder, precision, device, fused=True).weight_bytes / 2**30,
             "pass_tokens": most,
             "batch_tokens": full.num_tokens,
@@ -369,7 +414,7 @@ def on_mixed_rows(
     found: dict[str, dict[str, float]] = {"full": {}, "mixed": {}}
     for precision in ("bfloat16", "fp8"):
         try:
-            engine = opened(made(shape, device, folder), shape, precision, device)
+            engine, _ = working(made(shape, device, folder), shape, precision, device)
         except NotHere:
             continue
         try:

@@ -74,6 +74,7 @@ def _numbers(found: dict[str, Any], name: str, parts: dict[str, Any]) -> list[st
         lines.append(
             f"   {engine:24} relative error {seen['tokens']:.1e} every token, {seen['last']:.1e} last, "
             f"{seen['alone_against_together']:.1e} alone against together; at most {seen['bound']:.0e}: {word}"
+            + (f" ({seen['note']})" if seen.get("note") else "")
         )
     return lines
 
@@ -110,10 +111,10 @@ def _ours(found: dict[str, Any], name: str, parts: dict[str, Any]) -> list[str]:
             lines.append(f"   {precision:9} not here: {seen['missing']}")
             continue
         limit = ceiling(parts, model, precision)
-        lines.append(
-            f"   {precision:9} loaded in {seen['load_s']:.2f} s, {seen['weights_gib']:.2f} GiB of weights; passes of "
-            f"{seen['pass_tokens']:,} tokens, batches of {seen['batch_tokens']:,}"
-        )
+        loaded = f"loaded in {seen['load_s']:.2f} s, first batch after {seen['first_batch_s']:.1f} s"
+        passes = f"passes of {seen['pass_tokens']:,} tokens, batches of {seen['batch_tokens']:,}"
+        lines.append(f"   {precision:9} {loaded}, {seen['weights_gib']:.2f} GiB of weights; {passes}")
+        lines += [f"   {precision:9} {seen['note']}"] if seen.get("note") else []
         for label, rate in seen["rates"].items():
             share = f", {100 * rate / limit:5.1f} % of its products' ceiling" if limit and "shared" not in label else ""
             lines.append(f"   {precision:9} {label:30} {rate:12,.0f} tokens/s{share}")
