@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 MOST_AMPLIFIED = 100
 """Times the bound that a float32 state may be off and still be called amplified rounding."""
-AMPLIFIED_ONE_IN = 10
+AMPLIFIED_ONE_IN = 4
 """A float32 engine may be off by amplified rounding in one row of so many, and one more; else it is off itself."""
 
 

@@ -34,8 +34,10 @@ from extract.jobs import plan
 from extract.output import open_output
 from extract.report import plan_text
 from extract.reprocessing import respec
+from extract.runners.layer_trial import LayersOverflow, try_layers
 from extract.shards.sink import NonFiniteStates
 from extract.shards.views import NotStored
+from extract.spec import StatesSpec
 from extract.verification import BadShards, verify
 
 LAYERS = (0, 2, 3)
@@ -266,6 +268,43 @@ def test_a_layer_that_cannot_be_stored_marks_its_row_and_no_other(engines, rows,
     spec = job(engine, rows, tmp_path / "stops", layers=LAYERS, dtype="float16", on_non_finite="error")
     with pytest.raises(NonFiniteStates, match=r"token 3 of layer_2: 1 of 64 values cannot be stored as float16"):
         local.run(spec, runtime=Spoilt(engine))  # type: ignore[arg-type]
+
+
+class Huge(Spoilt):
+    """An engine whose layer 2 is too large for float16 at the first token of every row but those of some length."""
+
+    fits = 0
+
+    def layer_states(self, batch, kind, layers):
+        found = self._runtime.layer_states(batch, kind, layers)
+        if kind == "tokens" and batch.num_tokens != self.fits:
+            found[1 + layers.index(2)][batch.cu_seqlens[:-1], 7] = 98_538
+        return found
+
+
+def test_layers_that_the_stored_type_never_holds_are_refused_before_a_row_is_computed(engines):
+    engine = engines.engine("llama")
+    huge = Huge(engine)
+    spec = StatesSpec(layers=(1, 2), dtype="float16")
+    with pytest.raises(LayersOverflow) as error:
+        try_layers(huge, spec)  # type: ignore[arg-type]
+    assert str(error.value) == (
+        "states.layers: the states after layer 2 reach 98,538 in each of the engine's probe texts, more than float16 "
+        "holds (65,504), so rows would end without states. Choose --dtype bfloat16 or float32."
+    )
+    for other in (replace(spec, dtype="bfloat16"), replace(spec, kind="last"), replace(spec, layers=())):
+        try_layers(huge, other)  # type: ignore[arg-type]
+    huge.fits = len(huge.contract.probe.sequences[0].input_ids)
+    try_layers(huge, spec)  # type: ignore[arg-type]
+
+
+def test_a_run_tries_the_layers_that_it_stores(engines, rows, tmp_path, monkeypatch):
+    from extract.runners import loading, local
+
+    tried: list[Any] = []
+    monkeypatch.setattr(loading, "try_layers", lambda runtime, states: tried.append(states.layers))
+    local.run(job(engines.engine("llama"), rows, tmp_path / "out", layers=(-1,)))
+    assert tried == [(3,)]
 
 
 # --- kill, verify, make again ---------------------------------------------------------------------------------------
@@ -513,7 +552,6 @@ def test_a_cast_export_casts_the_layers(half, tmp_path, kind):
 
 def test_a_value_of_layers_that_is_no_list_is_refused():
     from extract.settings import parse
-    from extract.spec import StatesSpec
 
     with pytest.raises(BadValue, match="expected a list of whole numbers"):
         parse(StatesSpec, {"layers": "2"}, "job.toml [states]")

@@ -8,6 +8,7 @@ from extract.engine.contract import EngineDoesNotFit, Runtime
 from extract.errors import ExtractError
 from extract.jobs import OpenJob
 from extract.planning import Plan
+from extract.runners.layer_trial import try_layers
 from extract.tensorrt.gate import VendorMissing
 
 
@@ -30,6 +31,7 @@ def load_engine(job: OpenJob, say: Callable[[str], None], *, threads: int | None
 
     Raises:
         EngineRefused: see `load_runtime`; of several engines that fit no device here, the first one's.
+        NoLayerStates, LayersOverflow: see `try_layers`.
     """
     from extract.cpu.implementations import COMPILING, compiles_first
     from extract.engine.runtimes import load_runtime
@@ -40,8 +42,11 @@ def load_engine(job: OpenJob, say: Callable[[str], None], *, threads: int | None
         if plan.engine.runtime.decoder == "own" and compiles_first():
             say(COMPILING)
         try:
-            return LoadedEngine(path, plan, load_runtime(path, threads=threads, share=plan.spec.run.share))
+            runtime = load_runtime(path, threads=threads, share=plan.spec.run.share)
         except (EngineDoesNotFit, VendorMissing) as error:  # the next one may be for what is here
             refused = refused or error
+        else:
+            try_layers(runtime, plan.spec.states)
+            return LoadedEngine(path, plan, runtime)
     assert refused is not None  # there is at least one engine
     raise refused

@@ -126,6 +126,7 @@ FACTS: dict[str, dict[str, Any]] = {
     "planning.StatesNotGiven": {"found": "tokens", "expected": "last"},
     "quantizing.QuantizedExists": {"path": "checkpoint-fp8"},
     "reprocessing.NothingChosen": {"path": "out", "asked": "non_finite"},
+    "runners.layer_trial.LayersOverflow": {"layer": 8, "found": 98_538.0, "dtype": "float16", "largest": 65_504.0},
     "sample.NoPassages": {"path": "lib/python3.13"},
     "storage.refusals.NoConditionalWrites": {"path": "s3://bucket/out"},
     "storage.refusals.StoreRefused": {
