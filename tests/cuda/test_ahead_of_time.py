@@ -206,9 +206,7 @@ def test_a_file_that_is_no_code_is_refused(tiny: Tiny, tmp_path: Path) -> None:
 class TestTrust:
     DIGEST = "0123456789abcdef" * 4
 
-    def test_code_of_elsewhere_is_refused_with_its_digest(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_code_of_elsewhere_is_refused_by_digest(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("EXTRACT_TRUST_CODE", raising=False)
         with pytest.raises(CodeNotTrusted) as refused:
             check_trusted(tmp_path / "regions.pt2", self.DIGEST, tmp_path)
