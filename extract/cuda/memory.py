@@ -1,7 +1,7 @@
 """What a pass takes of a card's memory, as numbers: a pure function of the architecture, asked before weights load.
 
-Terms are the tensors that are alive together in `extract.cuda.decoder`, at the two places where most of them are:
-attention, and the gate of the MLP. What it adds for torch and the driver is a round sum on the safe side. From the same
+Terms are the tensors that are alive together in `extract.cuda.decoder`, where most of them are: in attention, at the
+gate of the MLP, and in means. What it adds for torch and the driver is a round sum on the safe side. From the same
 numbers follow the largest pass that a card takes (`pass_tokens`), the refusal of a card that is too small or too full,
 and what a plan shows.
 """
@@ -108,7 +108,7 @@ def memory_model(
         attention += (2 * query + 2 * a.num_heads * a.head_dim) * 2 * other
     return MemoryModel(
         weight_bytes=weight_bytes(a, precision, max_positions),
-        token_bytes=max(attention, mlp, added),
+        token_bytes=max(attention, mlp, added, 2 * hidden * (other + 4)),  # the last: means of shared states
         key_bytes=2 * kv * other + 4 if share else 0,
         state_bytes=hidden * other * (1 + num_layers),
         fixed_bytes=fixed,

@@ -177,8 +177,7 @@ class CudaRuntime:
                 key_index=key_index,
             )
             if kind == "mean":
-                bounds = given[2] if cu_keys is None else cu_keys
-                found = tuple(_means(part if key_index is None else part[key_index], bounds) for part in found)
+                found = tuple(_means(part, one, given[2] if cu_keys is None else cu_keys, key_index) for part in found)
             return found if cu_keys is None else (*found, _all_finite(found[0]))
 
         rows = slice(one.first_output, one.first_output + count)
@@ -198,8 +197,23 @@ class CudaRuntime:
         )
 
 
-def _means(states: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Tensor:
-    """Mean over each sequence, float32 [B, H]: each sum in the order of its tokens, and without asking the card."""
+def _means(states: torch.Tensor, one: Pass, cu_seqlens: torch.Tensor, key_index: torch.Tensor | None) -> torch.Tensor:
+    """Mean over each sequence, float32 [B, H]: each sum in the order of its tokens, and without asking the card.
+
+    Where sequences share, some of them at a time, so that their states are not all there several times at once.
+    """
+    if key_index is None or one.cu_keys is None:
+        return _segment_means(states, cu_seqlens)
+    ends = np.arange(len(states), one.cu_keys[-1] + len(states), len(states))
+    cuts = np.unique(np.searchsorted(one.cu_keys, ends).clip(1, len(one.cu_keys) - 1)).tolist()
+    parts = []
+    for low, high in zip([0, *cuts[:-1]], cuts, strict=True):
+        first, last = int(one.cu_keys[low]), int(one.cu_keys[high])
+        parts.append(_segment_means(states[key_index[first:last]], cu_seqlens[low : high + 1] - first))
+    return torch.cat(parts)
+
+
+def _segment_means(states: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Tensor:
     return torch.segment_reduce(states.float(), "mean", offsets=cu_seqlens.long(), axis=0, unsafe=True)
 
 
