@@ -241,6 +241,7 @@ def _run(request: dict[str, Any]) -> None:
         for number, name in enumerate(("out", "err"), 1):
             os.dup2(os.open(Path(request["files"]) / name, os.O_WRONLY | os.O_CREAT), number)
         os.environ.update(request["environment"])
+        tempfile.tempdir = None  # TMPDIR is asked again
         if request["file_bytes"] is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (request["file_bytes"], resource.RLIM_INFINITY))
         if request["fault"] is not None:

@@ -60,8 +60,14 @@ class RangeFile(io.RawIOBase):
 
     def read(self, size: int | None = -1) -> bytes:
         """See `io.RawIOBase`."""
-        count = None if size is None or size < 0 else size
-        return self._bucket.ask(self._path, lambda client: bytes(self._reader.read(count)))
+        count, position = None if size is None or size < 0 else size, self.tell()
+
+        def read(client: object) -> bytes:
+            if self.tell() != position:  # an answer broke off
+                self.seek(position)
+            return bytes(self._reader.read(count))
+
+        return self._bucket.ask(self._path, read, reads=True)
 
     def readinto(self, buffer: Any) -> int:
         """See `io.RawIOBase`."""

@@ -6,12 +6,14 @@ tries for minutes, for a store that restarts must not end a job.
 """
 
 import os
+import random
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from extract.storage.refusals import is_final, refusal
+from extract.storage.refusals import broke_off, is_final, refusal
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -24,6 +26,8 @@ PATIENT: dict[str, Any] = {
     "retry_timeout": timedelta(seconds=170),
     "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=10), "base": 2},
 }
+ANSWERS, PAUSE_S = 6, 0.2
+"""How often an answer is asked for that breaks off: the client library repeats only what it got nothing of."""
 CONNECT_S = 5
 REQUEST_S = 120
 
@@ -46,12 +50,13 @@ class Bucket:
         """Another process makes its own connections, with its own environment."""
         return Bucket, (self.url,)
 
-    def ask(self, place: object, request: "Callable[[ObjectStore], T]") -> T:
+    def ask(self, place: object, request: "Callable[[ObjectStore], T]", *, reads: bool = False) -> T:
         """Do one request.
 
         Args:
             place: the address that a message names.
             request: gets the client.
+            reads: it may be done again, and is, where its answer breaks off.
 
         Raises:
             FileNotFoundError: no such object, in a bucket that is there.
@@ -60,7 +65,7 @@ class Bucket:
         from obstore.exceptions import AlreadyExistsError, BaseError
 
         try:
-            answer = request(self._client())
+            answer = _whole(request, self._client()) if reads else request(self._client())
         except AlreadyExistsError:
             self._met = True
             raise
@@ -82,7 +87,8 @@ class Bucket:
         from obstore.exceptions import BaseError
 
         try:
-            next(iter(obstore.list(self._client(), prefix="extract-looks-for-the-bucket", chunk_size=1)), None)
+            prefix = "extract-looks-for-the-bucket"
+            _whole(lambda client: next(iter(obstore.list(client, prefix=prefix, chunk_size=1)), None), self._client())
         except (BaseError, OSError) as error:
             if "NoSuchBucket" in str(error) or not is_final(error):  # listing may be forbidden where reading is not
                 raise refusal(self.url, error) from error
@@ -93,6 +99,19 @@ class Bucket:
         if kind not in self._clients:
             self._clients[kind] = _connect(self.url, PATIENT if self._met else HASTY)
         return self._clients[kind]
+
+
+def _whole(request: "Callable[[ObjectStore], T]", client: "ObjectStore") -> T:
+    from obstore.exceptions import BaseError
+
+    for _ in range(ANSWERS - 1):
+        try:
+            return request(client)
+        except (BaseError, OSError) as error:
+            if not broke_off(error):
+                raise
+        time.sleep(PAUSE_S * random.uniform(0.5, 1.5))
+    return request(client)
 
 
 def _connect(url: str, retries: dict[str, Any]) -> "ObjectStore":

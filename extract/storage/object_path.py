@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from extract.storage.bucket import Bucket
-from extract.storage.refusals import NoConditionalWrites, StoreRefused, is_final
+from extract.storage.refusals import NoConditionalWrites, StoreRefused, broke_off, is_final
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -84,7 +84,7 @@ class ObjectPath:
         """
         import obstore
 
-        found = self._ask(lambda client: obstore.head(client, self.key))
+        found = self._read(lambda client: obstore.head(client, self.key))
         return _facts(found)
 
     def is_file(self) -> bool:
@@ -109,13 +109,33 @@ class ObjectPath:
         """
         import obstore
 
-        return self._ask(lambda client: bytes(obstore.get(client, self.key).bytes()))
+        return self._read(lambda client: bytes(obstore.get(client, self.key).bytes()))
 
     def chunks(self) -> Iterator[bytes]:
-        """The whole object, piece by piece."""
+        """The whole object, piece by piece; where it breaks off, it goes on from there."""
+        position, left, tag = 0, ATTEMPTS, None
+        while True:
+            try:
+                got = self._got(position, tag)
+                tag = got.meta["e_tag"]
+                for chunk in self._pieces(got):
+                    position, left = position + len(chunk), ATTEMPTS
+                    yield chunk
+            except StoreRefused as error:
+                left -= 1
+                if not left or not broke_off(error.__cause__):
+                    raise
+            else:
+                return
+
+    def _got(self, position: int, tag: str | None) -> Any:
+        """The object from there on, as long as it has this tag."""
         import obstore
 
-        got = self._ask(lambda client: obstore.get(client, self.key))
+        options: Any = {"range": {"offset": position}, "if_match": tag} if position else None
+        return self._read(lambda client: obstore.get(client, self.key, options=options))
+
+    def _pieces(self, got: Any) -> Iterator[bytes]:
         stream = iter(got.stream(min_chunk_size=2**20))
         while (chunk := self._ask(lambda client: next(stream, None))) is not None:
             yield bytes(chunk)
@@ -124,14 +144,14 @@ class ObjectPath:
         """A binary file that asks for the ranges that are read, `buffer_bytes` at least at a time."""
         import obstore
 
-        return self._ask(lambda client: obstore.open_reader(client, self.key, buffer_size=buffer_bytes))
+        return self._read(lambda client: obstore.open_reader(client, self.key, buffer_size=buffer_bytes))
 
     def iterdir(self) -> Iterator["ObjectPath"]:
         """Objects right under it, and prefixes that further ones lie under."""
         import obstore
 
         prefix = f"{self.key}/" if self.key else None
-        found = self._ask(lambda client: obstore.list_with_delimiter(client, prefix))
+        found = self._read(lambda client: obstore.list_with_delimiter(client, prefix))
         for key in (*(entry["path"] for entry in found["objects"]), *found["common_prefixes"]):
             yield ObjectPath(self.bucket, key.rstrip("/"))
 
@@ -236,8 +256,8 @@ class ObjectPath:
         """
         trial = self / f".probe-{secrets.token_hex(8)}"
         try:
-            first, second = trial.create(b"first"), trial.create(b"second")
-            if not first or second or trial.read_bytes() != b"first":
+            trial.create(b"first")  # nobody else knows the name: one that is there is this very call's, its answer lost
+            if trial.create(b"second") or trial.read_bytes() != b"first":
                 raise NoConditionalWrites(path=self)
         finally:
             with suppress(StoreRefused):  # the first error is the one to tell; and what may be left is a few bytes
@@ -245,15 +265,31 @@ class ObjectPath:
 
     def _objects(self, chunk: int = 1000, after: str = "") -> Iterator[Any]:
         import obstore
+        from obstore.exceptions import BaseError
 
         prefix = f"{self.key}/" if self.key else None
         offset = f"{prefix or ''}{after}" if after else None
-        listing = self._ask(lambda client: iter(obstore.list(client, prefix, offset=offset, chunk_size=chunk)))
-        while (entries := self._ask(lambda client: next(listing, None))) is not None:
+        listing: Any = None
+
+        def page(client: "ObjectStore") -> Any:
+            """The next one; a listing that broke off begins again behind what was seen."""
+            nonlocal listing
+            try:
+                listing = listing or iter(obstore.list(client, prefix, offset=offset, chunk_size=chunk))
+                return next(listing, None)
+            except BaseError:
+                listing = None
+                raise
+
+        while (entries := self._read(page)) is not None:
             yield from entries
+            offset = entries[-1]["path"] if entries else offset
 
     def _ask(self, request: "Callable[[ObjectStore], T]") -> T:
         return self.bucket.ask(self, request)
+
+    def _read(self, request: "Callable[[ObjectStore], T]") -> T:
+        return self.bucket.ask(self, request, reads=True)
 
     def _again(self, attempt: Callable[[], T], done: Callable[[], T | None] = lambda: None) -> T:
         """Try until it is done, by this process or as `done` finds it, or it cannot be."""

@@ -100,6 +100,11 @@ def refusal(path: object, error: BaseException) -> ExtractError:
     return StoreRefused(path=path, problem=first, advice="What is committed stays: run the same command again.")
 
 
+def broke_off(error: BaseException | None) -> bool:
+    """Whether the store had begun to answer, and the rest of its answer did not come."""
+    return error is not None and "body error" in str(error)
+
+
 def is_final(error: BaseException) -> bool:
     """Whether trying again cannot help: the store understood and said no."""
     return re.search(r"\b(400 Bad|401 Un|403 For|405 Met|NoSuchBucket)", str(error)) is not None

@@ -1,6 +1,8 @@
 """Random faults on tiny jobs, round after round; prints a table by kind of fault, and each broken promise in words.
 
     python tests/chaos/campaign.py --rounds 300 --seed 7 --minutes 10
+    python tests/chaos/campaign.py --output s3 --rounds 60
+    python tests/chaos/campaign.py --output s3 --runner ray --rounds 20
 
 A round makes one output: one to three faults of a kind (or of mixed kinds), each followed by the checks, then an
 unbroken run to the end. The schedule depends on the seed and the round's number alone, so `--rounds 1 --first N`
@@ -16,6 +18,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,9 +28,11 @@ sys.path[:0] = [str(Path(__file__).parent.parent)]
 import crash_rig
 import warm_command
 
-from chaos.disk import shim
-from chaos.faults import KINDS, NUM_ROWS, WITH_SHIM, Job
+from chaos.faults import NUM_ROWS
+from chaos.grounds import OUTPUTS, RUNNERS, Ground, ground, on_disk, seconds_of_an_unbroken_run
 from chaos.invariants import Findings, check_finished, check_kept
+from chaos.outputs import committed
+from extract.storage import ObjectPath
 
 MIXED = "mixed"
 SAY_EVERY_S = 20.0
@@ -42,34 +47,35 @@ class Row:
 
 
 class Campaign:
-    """An engine, rows and an unbroken output, and rounds on them."""
+    """An engine, rows and an unbroken output in a directory, and rounds on them."""
 
-    def __init__(self, folder: Path, engine: Path, seed: int) -> None:
+    def __init__(self, folder: Path, engine: Path, seed: int, ground: Ground | None = None) -> None:
         self.folder, self.engine, self.seed = folder, engine, seed
-        self.shim, self.no_shim = shim()
+        self.ground = on_disk() if ground is None else ground
         self.rows = crash_rig.write_rows(folder / "rows.parquet", crash_rig.texts(NUM_ROWS))
         self.unbroken = folder / "unbroken"
         self.table: dict[str, Row] = defaultdict(Row)
-        warm_command.call("--version", preload=self.shim)
-        clock = time.perf_counter()
-        ended = warm_command.call(*crash_rig.arguments(engine, self.rows, self.unbroken), preload=self.shim)
+        preload = self.ground.preload
+        ended = warm_command.call(*crash_rig.arguments(engine, self.rows, self.unbroken), preload=preload)
         assert ended.code == 0, ended.err
-        self.seconds = time.perf_counter() - clock
-        self.kinds = [*KINDS, *(WITH_SHIM if self.shim else ()), MIXED]
+        trial = folder / "trial"
+        trial.mkdir()
+        self.seconds = seconds_of_an_unbroken_run(self.ground, trial, engine, self.rows)
+        self.kinds = [*self.ground.kinds, MIXED]
 
     def round(self, number: int) -> Findings:
         """One round; the kinds take turns."""
         draw = random.Random(f"{self.seed} {number}")
         kind = self.kinds[number % len(self.kinds)]
-        everything = {**KINDS, **(WITH_SHIM if self.shim else {})}
+        everything = self.ground.kinds
         watched = self.folder / f"round-{number}"
         watched.mkdir()
-        out = watched / "deep" / "out"
+        out = self.ground.where(watched)
         arguments = crash_rig.arguments(self.engine, self.rows, out, draw.choice(("--overlap", "--sequential")))
-        job = Job(arguments=arguments, out=out, seconds=self.seconds, shim=self.shim, draw=draw)
-        for _ in range(draw.randint(1, 3)):
+        job = self.ground.job(arguments, out, self.seconds, draw)
+        for _ in range(draw.randint(1, self.ground.most_faults)):
             name = draw.choice(list(everything)) if kind == MIXED else kind
-            before = crash_rig.committed(out) if out.is_dir() and name != "files damaged between runs" else {}
+            before = committed(out) if out.is_dir() and name != "files damaged between runs" else {}
             if (out / "manifest.json").exists() and name != "files damaged between runs":
                 break  # nothing is left that could break
             try:
@@ -82,6 +88,7 @@ class Campaign:
             check_kept(job.findings, out, before, name)
         with job.kept("the last run"):
             ended = job.wait(job.start(), {0}, "the last run")
+        self.ground.tidy(job)
         if ended.code == 0:
             check_finished(job.findings, out, self.unbroken)
         row = self.table[kind]
@@ -90,6 +97,8 @@ class Campaign:
         row.findings.add(job.findings)
         if not job.findings.wrong:
             shutil.rmtree(watched)
+            for path, _ in out.walk() if isinstance(out, ObjectPath) else ():
+                path.unlink()
         for suffix in (".log", ".spare"):
             leftover = watched.with_suffix(suffix)
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink(missing_ok=True)
@@ -115,8 +124,8 @@ class Campaign:
             total.rounds += row.rounds
             total.findings.add(row.findings)
         lines.append(_line("all", total))
-        if self.no_shim:
-            lines.append(f"not tried: {', '.join(WITH_SHIM)}: {self.no_shim}")
+        if self.ground.untried:
+            lines.append(f"not tried: {self.ground.untried}")
         return "\n".join(lines)
 
     @property
@@ -151,15 +160,21 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="number of the first round (default 0)")
     parser.add_argument("--seed", type=int, default=None, help="of the schedule (default: drawn, and printed)")
     parser.add_argument("--minutes", type=float, default=10.0, help="stop after this time (default 10)")
+    parser.add_argument("--output", choices=OUTPUTS, default=OUTPUTS[0], help="where outputs lie (default directory)")
+    parser.add_argument("--runner", choices=RUNNERS, default=RUNNERS[0], help="who makes the shards (default local)")
+    parser.add_argument(
+        "--store", choices=("auto", "ceph", "moto"), default="auto", help="for s3 (default: Ceph where it is installed)"
+    )
     parser.add_argument("--keep", type=Path, help="an empty directory for the outputs; those of bad rounds stay")
     asked = parser.parse_args()
     seed = random.randrange(10**6) if asked.seed is None else asked.seed
     sys.stdout.write(f"seed {seed}\n")
     sys.stdout.flush()
-    with tempfile.TemporaryDirectory(prefix="extract-chaos-") as scratch:
-        folder = asked.keep or Path(scratch)
+    with ExitStack() as stack:
+        folder = asked.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="extract-chaos-")))
         folder.mkdir(parents=True, exist_ok=True)
-        campaign = Campaign(folder, tiny_engine(folder), seed)
+        place = stack.enter_context(ground(folder, asked.output, asked.runner, asked.store))
+        campaign = Campaign(folder, tiny_engine(folder), seed, place)
         said = time.monotonic()
         for done, findings in enumerate(campaign.rounds(asked.first, asked.rounds, asked.minutes), 1):
             for what in findings.wrong:

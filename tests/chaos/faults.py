@@ -15,6 +15,7 @@ import warm_command
 
 from chaos.disk import Armed, struck
 from chaos.invariants import Findings, check_kept
+from chaos.outputs import committed, num_commits
 from chaos.power_loss import lose_power, sure_files
 
 NUM_ROWS, NUM_SHARDS = 46, 12
@@ -30,7 +31,8 @@ class Job:
     """One output directory that is being made, of an engine and rows that every round shares."""
 
     arguments: list[str]
-    out: Path
+    out: Any
+    """A `Place`; faults of a disk need a path."""
     seconds: float
     """An unbroken run's."""
     shim: str
@@ -40,14 +42,13 @@ class Job:
     @property
     def watched(self) -> Path:
         """The directory whose changes the shim sees, two above the output: one that is there, and one to be made."""
-        return self.out.parent.parent
+        return Path(self.out.parent.parent)
 
-    def start(self, armed: Armed | None = None, **options: Any) -> warm_command.Command:
+    def start(self, armed: Armed | None = None, **options: Any) -> Any:
         """Start the run, with the shim armed or only recording where there is one."""
-        log = self.watched.with_suffix(".log")
         prepare = [*options.pop("prepare", ())]
         if armed is not None:
-            prepare.append(armed.preparation(self.watched, log))
+            prepare.append(armed.preparation(self.watched, self.log))
         return warm_command.start(*self.arguments, preload=self.shim, prepare=prepare, **options)
 
     @property
@@ -55,7 +56,7 @@ class Job:
         """Of the shim."""
         return self.watched.with_suffix(".log")
 
-    def wait(self, command: warm_command.Command, allowed: set[int], what: str) -> warm_command.Ended:
+    def wait(self, command: Any, allowed: set[int], what: str) -> warm_command.Ended:
         """Wait for a command's end, and hold its exit code and its words to what is documented."""
         ended = command.wait()
         self.findings.expect(
@@ -74,7 +75,7 @@ class Job:
     @contextmanager
     def kept(self, when: str) -> Iterator[None]:
         """Whatever is committed before the block is untouched after it."""
-        before = crash_rig.committed(self.out)
+        before = committed(self.out)
         yield
         check_kept(self.findings, self.out, before, when)
 
@@ -90,10 +91,10 @@ def kill(job: Job) -> None:
 
 def interrupt(job: Job) -> None:
     """SIGINT or SIGTERM, once or twice, when a random number of shards is committed."""
-    least = crash_rig.num_commits(job.out) + job.draw.randint(1, 8)
+    least = num_commits(job.out) + job.draw.randint(1, 8)
     command = job.start()
     number = job.draw.choice((signal.SIGINT, signal.SIGTERM))
-    warm_command.wait_until(lambda: crash_rig.num_commits(job.out) >= least or command.state() == "Z")
+    warm_command.wait_until(lambda: num_commits(job.out) >= least or command.state() == "Z")
     for _ in range(job.draw.choice((1, 1, 2))):
         command.signal(number)
     ended = job.wait(command, {130, 0}, "interrupt")
@@ -217,7 +218,7 @@ def _at_random(job: Job, operations: tuple[str, ...], **how: Any) -> Armed:
     """One operation, or any of them, at a random time."""
     job.log.unlink(missing_ok=True)
     some = (job.draw.choice(operations),) if job.draw.random() < 0.7 else operations
-    left = NUM_SHARDS - crash_rig.num_commits(job.out)
+    left = NUM_SHARDS - num_commits(job.out)
     most = sum((0 if job.out.exists() else BEGIN[operation]) + left * SHARD[operation] + 2 for operation in some)
     return Armed(operations=some, nth=job.draw.randint(1, most), **how)
 
@@ -228,7 +229,7 @@ def _at_random(job: Job, operations: tuple[str, ...], **how: Any) -> Armed:
 def damage(job: Job) -> None:
     """Files of an unfinished or finished job are deleted, cut or changed by a bit; verify --repair brings it back."""
     command, least = job.start(), job.draw.randint(1, 2 * NUM_SHARDS)
-    warm_command.wait_until(lambda: crash_rig.num_commits(job.out) >= least or command.state() == "Z")
+    warm_command.wait_until(lambda: num_commits(job.out) >= least or command.state() == "Z")
     command.signal(signal.SIGKILL)
     job.wait(command, {KILLED, 0}, "the run before the damage")
     records = sorted(job.out.glob("commits/shard-*.json"))

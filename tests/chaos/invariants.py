@@ -6,6 +6,9 @@ from pathlib import Path
 
 import crash_rig
 
+from chaos.outputs import as_directory, committed
+from extract.storage import Place
+
 
 @dataclass
 class Findings:
@@ -31,16 +34,21 @@ class Findings:
             self.wrong.append(message)
 
 
-def check_kept(findings: Findings, out: Path, before: dict[str, tuple[int, int, str]], when: str) -> None:
-    """Whatever was committed before is the same file with the same time and bytes."""
-    after = crash_rig.committed(out)
+def check_kept(findings: Findings, out: Place, before: dict[str, tuple[object, ...]], when: str) -> None:
+    """Whatever was committed before is the same file, or object, with the same time and bytes."""
+    after = committed(out)
     changed = [name for name in before if after.get(name) != before[name]]
     findings.rewritten += len(changed)
     findings.expect(not changed, f"{when}: committed files were touched: {changed[:4]}")
 
 
-def check_finished(findings: Findings, out: Path, unbroken: Path) -> None:
-    """The same bytes under the same names as an unbroken run's, and nothing else in the directory."""
+def check_finished(findings: Findings, out: Place, unbroken: Path) -> None:
+    """The same bytes under the same names as an unbroken run's, and nothing else beside them."""
+    with as_directory(out) as folder:
+        _check_directory(findings, folder, unbroken)
+
+
+def _check_directory(findings: Findings, out: Path, unbroken: Path) -> None:
     expected, found = crash_rig.content(unbroken), crash_rig.content(out)
     keys = Counter(crash_rig.stored_keys(out))
     wanted = crash_rig.stored_keys(unbroken)

@@ -9,7 +9,9 @@ import pytest
 
 from chaos.campaign import Campaign, tiny_engine
 from chaos.disk import Armed, shim
+from chaos.grounds import ground
 from chaos.invariants import Findings, check_finished, check_kept
+from chaos.outputs import committed
 from chaos.power_loss import lose_power, sure_files
 
 SEED, ROUNDS = 1, 39
@@ -139,5 +141,52 @@ def test_the_shim_strikes_at_the_operation_that_was_asked_for(how, code, campaig
     armed = Armed(operations=("link",), action=how, nth=4, stays=True)
     arguments = crash_rig.arguments(campaign.engine, campaign.rows, out)
     prepare = [armed.preparation(tmp_path, log)]
-    assert warm_command.call(*arguments, preload=campaign.shim, prepare=prepare).code == code
+    assert warm_command.call(*arguments, preload=campaign.ground.preload, prepare=prepare).code == code
     assert crash_rig.num_commits(out) == {"fail": 2, "short": 12, "kill before": 2, "kill after": 3}[how]
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stores")
+    with ground(folder, "s3", "local", "moto") as place:
+        yield Campaign(folder, tiny_engine(folder), SEED, place)
+
+
+@pytest.mark.slow
+def test_no_fault_of_a_store_loses_doubles_or_rewrites_anything(stores, capsys):
+    """A round of each kind: machines that race, zombies, answers lost, cut and refused."""
+    for _ in stores.rounds(0, len(stores.kinds), minutes=4):
+        pass
+    with capsys.disabled():
+        sys.stdout.write(f"\nseed {SEED}\n{stores.report()}\n")
+    assert stores.wrong == []
+    assert sum(row.rounds for row in stores.table.values()) == len(stores.kinds)
+
+
+def test_an_object_that_is_written_again_or_left_behind_is_seen(stores):
+    out, findings = stores.ground.where(stores.folder / "trial"), Findings()
+    check_finished(findings, out, stores.unbroken)
+    assert findings == Findings()
+    before = committed(out)
+    path = sorted((out / "data").iterdir(), key=str)[3]
+    path.replace(path.read_bytes().replace(b"row 1", b"row 2"))
+    (out / "data" / "shard-00001-abcd").replace(b"")
+    check_kept(findings, out, before, "now")
+    check_finished(findings, out, stores.unbroken)
+    assert findings.rewritten == 1
+    assert findings.wrong[-1] == "left behind: ['data/shard-00001-abcd']"
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+@pytest.mark.parametrize("output", ["directory", "s3"])
+def test_no_fault_of_a_cluster_loses_doubles_or_rewrites_anything(output, tmp_path, capsys):
+    pytest.importorskip("ray", reason='ray is not installed: pip install "extract-hidden-states[ray]"')
+    with ground(tmp_path, output, "ray", "moto") as place:
+        clusters = Campaign(tmp_path, tiny_engine(tmp_path), SEED, place)
+        for _ in clusters.rounds(0, len(clusters.kinds), minutes=8):
+            pass
+        with capsys.disabled():
+            sys.stdout.write(f"\nseed {SEED}\n{clusters.report()}\n")
+        assert clusters.wrong == []

@@ -21,6 +21,14 @@ def everything(place: ObjectPath) -> dict[str, tuple[float, str]]:
     return {str(path): (facts.st_mtime, facts.e_tag) for path, facts in place.walk()}
 
 
+def committed(place: ObjectPath) -> dict[str, tuple[float, str]]:
+    """Time and tag of every commit record and of the file that it names; see `crash_rig.committed`."""
+    found = everything(place)
+    records = [path for path, _ in (place / "commits").walk()]
+    files = [place / "data" / json.loads(record.read_bytes())["data"] for record in records]
+    return {str(path): found.get(str(path), (0.0, "gone")) for path in (*records, *files)}
+
+
 def upload(directory: Path, place: ObjectPath) -> None:
     """Copy a directory, as any tool would: its files, hidden ones too."""
     for path in sorted(directory.rglob("*")):
