@@ -155,7 +155,7 @@ class Output:
     @overload
     def __getitem__(self, row: slice) -> "Rows": ...
 
-    def __getitem__(self, row: "int | slice") -> "Row | Rows":
+    def __getitem__(self, row: int | slice) -> "Row | Rows":
         """`output[7]`: the source's row 7 (its first chunk). `output[-1]`: its last row. `output[5:9]`: lazily, those.
 
         Raises:
@@ -440,7 +440,7 @@ class Rows(Sequence[Row]):
     @overload
     def __getitem__(self, place: slice) -> "Rows": ...
 
-    def __getitem__(self, place: "int | slice") -> "Row | Rows":
+    def __getitem__(self, place: int | slice) -> "Row | Rows":
         if isinstance(place, slice):
             return Rows(self._output, self.positions[place])
         return self._output.row(self.positions[place])

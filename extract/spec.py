@@ -29,10 +29,13 @@ class SourceSpec:
     path: str | tuple[str, ...]
     """File, glob, directory or list of them; or a Hugging Face dataset name with format = "hf"."""
     format: SourceFormat = "auto"
+    """"auto" looks at names and contents."""
     column: str = "text"
     """Dotted name of the input column."""
     input: InputKind = "text"
+    """What the column holds: text, conversations (lists of role and content), or ready token ids."""
     id_column: str | None = None
+    """Column copied to the output as `id`."""
     carry: tuple[str, ...] = ()
     """Columns copied to the output as they are."""
     limit: int | None = None
@@ -42,8 +45,11 @@ class SourceSpec:
     name: str | None = None
     """Configuration name of a Hugging Face dataset."""
     split: str = "train"
+    """Split of a Hugging Face dataset."""
     revision: str | None = None
+    """Branch, tag or commit of a Hugging Face dataset."""
     streaming: bool = False
+    """Read a Hugging Face dataset as it comes, without downloading it first; no random access."""
 
     def __post_init__(self) -> None:
         if self.limit is not None and self.limit < 0:
@@ -66,19 +72,25 @@ class TextSpec:
     max_input_tokens: int | None = None
     """At most the engine's own limit, which is the default."""
     on_long: OnLong = "truncate"
+    """What is done with rows that are longer than the limit: cut, cut into chunks, recorded without states, or stop."""
     truncation_side: Literal["auto", "left", "right"] = "auto"
     """"auto" is the tokenizer's own side."""
     chunk_overlap: int = 0
     """Tokens that a chunk repeats from the one before it, with on_long = "chunk"."""
     special_tokens: SpecialTokens = "tokenizer"
+    """Which are added: those that the tokenizer adds by itself, none, or these."""
     split_special_tokens: bool = False
     """Treat special tokens written in the text as plain text instead of as control ids."""
     prefix: str = ""
     """Text put before each row's text."""
     on_null: OnBad = "record"
+    """A row without a value: record its outcome, or stop."""
     on_empty: OnBad = "record"
+    """A row without a token: record its outcome, or stop."""
     on_bad_text: OnBad = "record"
+    """A row that is not valid text: record its outcome, or stop."""
     on_non_finite: OnBad = "record"
+    """A state that is not finite, or too large for the stored type: record the outcome of its row, or stop."""
     add_generation_prompt: bool = False
     """With input = "messages": end the rendered chat with the assistant's opening."""
 
@@ -96,9 +108,13 @@ class StatesSpec:
     """What is written for each row."""
 
     kind: OutputKind = "tokens"
+    """States of every token, or one a row: the last token's, the mean of all, the first token's."""
     dtype: ValueType = "float16"
+    """Stored type; int8 is rotated, with a scale for each state."""
     compression: Compression = "zstd"
+    """Of the record batches; with "none" a file is read by mapping it."""
     compression_level: int = 1
+    """Of zstd, 1 to 19."""
     normalize: bool = False
     """Scale pooled states to unit length (not offered for kind = "tokens")."""
     layers: tuple[int, ...] = ()
@@ -109,6 +125,7 @@ class StatesSpec:
     rows_per_shard: int | None = None
     """`None`: chosen by the plan from bytes and tokens."""
     record_batch_bytes: int = 16 * 2**20
+    """Most bytes of a record batch, before compression; a larger row is a batch of its own."""
     reserve_bytes: int = 2**30
     """A run stops cleanly when the disk has less than this left."""
 
@@ -166,6 +183,7 @@ class JobSpec:
     """One extraction job."""
 
     source: SourceSpec
+    """Which rows."""
     engine: str | None = None
     """Engine directory; relative paths start at the current directory."""
     other_engines: tuple[str, ...] = ()
@@ -184,7 +202,11 @@ class JobSpec:
 
 
 def load_job(path: str | Path) -> JobSpec:
-    """Read a job spec from TOML (`jobs/*.toml`); unknown keys and bad values are errors that name the file."""
+    """Read a job spec from TOML (`jobs/*.toml`).
+
+    Raises:
+        SpecError: no such file, no TOML, an unknown key (the nearest known one is named) or a value that cannot be.
+    """
     return parse(JobSpec, read_toml(Path(path)), str(path))
 
 

@@ -1,8 +1,9 @@
 """Writes what the documentation takes from the code: reference and table of commands, exit codes, list of modules.
 
 `python tests/readme_commands.py --write` puts the reference into docs/commands.md and two tables into README.md,
-between their markers. In the map of docs/architecture.md it adds modules that are missing, beside their neighbours and
-with the opening of their docstring, and takes out those that are gone; lines that are there stay as they are.
+between their markers, and the Python interface into docs/reference.md. In the map of docs/architecture.md it adds
+modules that are missing, beside their neighbours and with the opening of their docstring, and takes out those that are
+gone; lines that are there stay as they are.
 """
 
 import ast
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import click
+from python_reference import python_reference
 
 import extract
 from extract import errors
@@ -22,6 +24,7 @@ from extract.errors import ExtractError
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 COMMANDS_PAGE = ROOT / "docs" / "commands.md"
+REFERENCE = ROOT / "docs" / "reference.md"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 PACKAGE = Path(extract.__file__).parent
 MAP_LINE = re.compile(r"- `(extract/\S+\.py)`\s+(\S.*)")
@@ -112,6 +115,7 @@ def _parsed(path: Path) -> ast.Module:
 GENERATED: dict[Path, Callable[[str], str]] = {
     README: lambda text: filled(filled(text, "command table", command_table()), "exit codes", exit_codes()),
     COMMANDS_PAGE: lambda text: filled(text, "commands", command_reference()),
+    REFERENCE: lambda text: filled(text, "reference", python_reference()),
     ARCHITECTURE: mapped,
 }
 """The pages with generated parts, and what brings the text of each up to date."""

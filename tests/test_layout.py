@@ -52,7 +52,7 @@ A package stands for all of its modules but those that a line of their own names
 
 HEAVY = {
     "torch": r"engine\.torch_\w+|engine\.(decoder|device|gguf_import|plain|proven)|cpu\.portable\w*"
-    r"|shards\.(tensors|views)|training_views\.torch_\w+|exporting\.\w+"
+    r"|shards\.tensors|training_views\.torch_\w+|exporting\.\w+"
     r"|tensorrt\.(card|cuda_card|engine_inputs|executor_runtime|session_runtime)"
     r"|cuda\.\w+",
     "numba": r"cpu\.portable\w*",

@@ -131,6 +131,10 @@ def test_torch_tensors_share_the_memory_and_have_the_stored_type(tmp_path, kind,
         tensor = batch.torch()
         assert tensor.dtype == getattr(torch, dtype)
         assert tensor.data_ptr() == batch.values.ctypes.data
+        assert batch.torch(1) is None  # an empty row
+        row = batch.torch(3)
+        assert (row.dtype, row.data_ptr()) == (tensor.dtype, batch.row_values(3).ctypes.data)
+        assert torch.equal(row, tensor[batch.state_spans[3]] if kind == "tokens" else tensor[3])
         if dtype == "bfloat16":
             assert tensor.float().numpy().tobytes() == batch.states.tobytes()
         else:

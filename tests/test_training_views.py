@@ -139,6 +139,18 @@ class TestBatches:
         file, _ = batches._rows.open(out.shards[0])
         assert file.batch(0).arrow.schema.names == ["row", "outcome", "num_tokens"]
 
+    def test_columns_are_not_chosen_where_choosing_would_copy_for_nothing(self, tmp_path):
+        for compression, asked, chosen in (
+            ("none", ["row"], False),
+            ("zstd", ["id", "meta.url", "hidden_states"], False),  # only numbers and token ids are left out
+            ("zstd", ["id", "hidden_states"], True),
+            ("zstd", ["id", "meta.url"], True),
+        ):
+            root = tmp_path / compression / str(len(asked)) / asked[-1]
+            rig.write_output(root, StatesSpec(compression=compression))
+            columns = open_output(root).torch_dataset(asked)._rows.columns
+            assert (columns.stored is not None) == chosen
+
     def test_a_column_that_is_not_there_is_refused_with_the_nearest_name(self, tmp_path):
         rig.write_output(tmp_path / "out", StatesSpec(dtype="int8"))
         with pytest.raises(NotInOutput) as refused:
@@ -364,18 +376,19 @@ class TestWorkers:
         assert [str(warning.message) for warning in warned] == [message]
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("context", ["spawn", "forkserver"])
-    def test_workers_that_are_started_afresh_open_the_files_themselves(self, many, context):
+    def test_workers_that_are_started_afresh_open_the_files_themselves(self, many):
         root, expected = many
         batches = open_output(root).torch_iterable(shuffle=True, batch_size=7)
         alone = rows_of(batches)
-        options = {"num_workers": 2, "multiprocessing_context": context, "persistent_workers": True}
-        loader = DataLoader(batches, batch_size=None, **options)
+        loader = DataLoader(
+            batches, batch_size=None, num_workers=2, multiprocessing_context="spawn", persistent_workers=True
+        )
         assert rows_of(loader) == alone
         batches.set_epoch(1)
         assert rows_of(loader) == rows_of(batches) != alone
         data = open_output(root).torch_dataset()
         data[3]  # what is open here stays here
+        options = {"num_workers": 1, "multiprocessing_context": "spawn"}
         found = flat(rows_of(DataLoader(data, batch_size=9, collate_fn=data.collate, **options)))
         assert found == with_states(expected)
 

@@ -83,6 +83,7 @@ class ShardFile:
     def batch(self, number: int) -> BatchView:
         """One record batch; the latest one is kept."""
         if self._latest is None or self._latest[0] != number:
+            self._latest = None  # its memory is for the next one
             self._latest = number, BatchView(self._read(self._file, number), self._spec)
         return self._latest[1]
 

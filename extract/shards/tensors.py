@@ -4,6 +4,7 @@ A tensor has no flag that says read-only. What a tensor may be written to is for
 """
 
 import warnings
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,18 @@ def shared_tensor(values: npt.NDArray[Any], *, bfloat16: bool = False) -> Any:
     """
     import torch
 
-    array = values.view(np.int16) if bfloat16 else values
-    if array.flags.writeable:
-        tensor = torch.from_numpy(array)
-    else:
-        with warnings.catch_warnings():
-            # torch has no read-only tensors and says so; sharing without a copy is the point here.
-            warnings.filterwarnings("ignore", message="The given NumPy array is not writable", category=UserWarning)
-            tensor = torch.from_numpy(array)
+    _hear_the_warning()
+    tensor = torch.from_numpy(values.view(np.int16) if bfloat16 else values)
     return tensor.view(torch.bfloat16) if bfloat16 else tensor
+
+
+@cache
+def _hear_the_warning() -> None:
+    """Of an array that is not writable torch warns once a process; sharing without a copy is the point here."""
+    import torch
+
+    array = np.zeros(1)
+    array.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.from_numpy(array)

@@ -4,7 +4,6 @@ Knows the output schema and nothing of files. Arrays are views of Arrow's read-o
 it is not compressed); only `states` makes new numbers, because it decodes.
 """
 
-import warnings
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,6 +15,7 @@ import pyarrow as pa
 from extract.errors import SpecError
 from extract.records import Int32, Int64
 from extract.shards import schema as names
+from extract.shards.tensors import shared_tensor
 from extract.shards.values import Float32, value_type
 from extract.spec import StatesSpec
 
@@ -123,6 +123,11 @@ class BatchView:
         return Spans(starts, starts + np.asarray(column.is_valid()))
 
     @cached_property
+    def has_gaps(self) -> bool:
+        """Whether some row has no state."""
+        return bool(self._states_column.null_count)
+
+    @cached_property
     def states(self) -> Float32:
         """float32 [K, H]: decoded; a view where float32 is stored."""
         return value_type(self._spec.dtype).decode(self.values, self.scales)
@@ -136,16 +141,21 @@ class BatchView:
         states = value_type(self._spec.dtype).decode(self.values[span], None if scales is None else scales[span])
         return states if self._spec.kind == "tokens" else states[0]
 
-    def torch(self) -> Any:
-        """`values` as a torch tensor of the stored type (bfloat16 too), sharing memory: only read from it."""
-        import torch
+    def row_values(self, n: int) -> npt.NDArray[Any] | None:
+        """Stored numbers of row n of this batch, as a view: [L, H], or [H] for pooled kinds; `None` if it has none."""
+        span = self.state_spans[n]
+        if span.start == span.stop:
+            return None
+        return self.values[span] if self._spec.kind == "tokens" else self.values[span.start]
 
-        values = self.values.view(np.int16) if self._spec.dtype == "bfloat16" else self.values
-        with warnings.catch_warnings():
-            # torch has no read-only tensors and says so once for each; sharing without a copy is the point here.
-            warnings.filterwarnings("ignore", message="The given NumPy array is not writable", category=UserWarning)
-            tensor = torch.from_numpy(values)
-        return tensor.view(torch.bfloat16) if self._spec.dtype == "bfloat16" else tensor
+    def torch(self, n: int | None = None) -> Any:
+        """`values` as a torch tensor of the stored type (bfloat16 too), sharing memory: only read from it.
+
+        Args:
+            n: of row n of this batch alone, [L, H] or [H]; `None` if it has no states.
+        """
+        values = self.values if n is None else self.row_values(n)
+        return None if values is None else shared_tensor(values, bfloat16=self._spec.dtype == "bfloat16")
 
     def decoded(self) -> pa.RecordBatch:
         """The batch with float32 states instead of the stored type, for readers that have no such type."""

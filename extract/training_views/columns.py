@@ -34,14 +34,14 @@ class TrainingColumns:
         input_ids: whether token ids are handed out.
         numbers: one number a row.
         others: text, lists, dates and whatever else, as Python values.
-        stored: what has to be read for that.
+        stored: what is read for that; `None`: everything, where that costs no more than choosing.
     """
 
     states: tuple[str, ...]
     input_ids: bool
     numbers: tuple[str, ...]
     others: tuple[str, ...]
-    stored: tuple[str, ...]
+    stored: tuple[str, ...] | None
 
 
 def training_columns(
@@ -78,8 +78,20 @@ def training_columns(
         input_ids=names.INPUT_IDS in wanted,
         numbers=numbers,
         others=tuple(name for name in rest if name not in numbers),
-        stored=tuple(name for name in schema.names if name in needed),
+        stored=_worth_choosing([name for name in schema.names if name in needed], schema, spec),
     )
+
+
+def _worth_choosing(needed: list[str], schema: pa.Schema, spec: StatesSpec) -> tuple[str, ...] | None:
+    """The columns to read, or `None` for all of them.
+
+    Arrow copies the bytes of chosen columns, also of a mapped file. What is not compressed is not even read from the
+    disk until it is looked at; and narrow columns are nothing beside states.
+    """
+    left_out = [schema.field(name) for name in schema.names if name not in needed]
+    narrow = {names.ROW, names.CHUNK, names.OUTCOME, names.NUM_TOKENS, names.NUM_TOKENS_ORIGINAL, names.INPUT_IDS}
+    wide = [field for field in left_out if field.name not in narrow and not _is_number(field.type)]
+    return tuple(needed) if wide and spec.compression != "none" else None
 
 
 def _is_number(kind: pa.DataType) -> bool:

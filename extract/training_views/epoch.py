@@ -5,6 +5,7 @@ mixed. Each shard is mapped copy-on-write: what is handed out without a copy may
 changes.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -40,15 +41,15 @@ class EpochRows:
         if shuffle is not None:
             self._order = shard_order(len(rows.commits), shuffle.seed, shuffle.epoch)
         counts = np.diff(rows.ends, prepend=0)
-        self._ends = np.cumsum(counts[self._order])
+        self._ends: list[int] = np.cumsum(counts[self._order]).tolist()
         self._open: tuple[int, _ShardRows] | None = None
 
     def pieces(self, first: int, last: int) -> Iterator[Piece]:
         """The rows from place `first` up to `last` in the sequence."""
         while first < last:
-            turn = int(np.searchsorted(self._ends, first, side="right"))
-            begin = int(self._ends[turn - 1]) if turn else 0
-            stop = min(last, int(self._ends[turn]))
+            turn = bisect_right(self._ends, first)
+            begin = self._ends[turn - 1] if turn else 0
+            stop = min(last, self._ends[turn])
             yield from self._shard(turn).pieces(first - begin, stop - begin)
             first = stop
 
@@ -70,7 +71,8 @@ class _ShardRows:
             order = record_batch_order(len(order), shuffle.seed, shuffle.epoch, commit.shard)
         size = 1 if shuffle is None else shuffle.mix
         self._blocks = [order[start : start + size].tolist() for start in range(0, len(order), size)]
-        self._ends = np.cumsum([sum(len(self._places[number]) for number in block) for block in self._blocks])
+        sizes = [sum(len(self._places[number]) for number in block) for block in self._blocks]
+        self._ends: list[int] = np.cumsum(sizes).tolist()
         self._current = -1
         self._read: dict[int, ReadBatch] = {}
         self._owners: Int64 = np.zeros(0, np.int64)
@@ -79,13 +81,13 @@ class _ShardRows:
     def pieces(self, first: int, last: int) -> Iterator[Piece]:
         """The rows from place `first` up to `last`; within a block those of one record batch come together."""
         while first < last:
-            block = int(np.searchsorted(self._ends, first, side="right"))
-            begin = int(self._ends[block - 1]) if block else 0
-            stop = min(last, int(self._ends[block]))
+            block = bisect_right(self._ends, first)
+            begin = self._ends[block - 1] if block else 0
+            stop = min(last, self._ends[block])
             self._enter(block)
             own = slice(first - begin, stop - begin)
-            if len(self._blocks[block]) == 1:
-                yield Piece(self._batch(self._blocks[block][0]), np.sort(self._own_places[own]))
+            if self._shuffle is None:
+                yield Piece(self._batch(self._blocks[block][0]), self._own_places[own])
             else:
                 owners, places = self._owners[own], self._own_places[own]
                 for number in np.unique(owners).tolist():

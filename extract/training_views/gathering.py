@@ -4,8 +4,7 @@ Knows record batches and places in them, nothing of files or torch. Rows that li
 handed on as views of it; others are copied once, into the array that is handed on.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -38,14 +37,26 @@ class ReadBatch:
     """A record batch with a view of each column of states; what is derived from it is kept."""
 
     def __init__(self, batch: BatchView, spec: StatesSpec, columns: TrainingColumns) -> None:
-        self.batch, self.spec = batch, spec
+        self.batch = batch
         self.states = {name: BatchView(batch.arrow, spec, name) for name in columns.states}
         self._numbers: dict[str, npt.NDArray[Any]] = {}
+        self._without_gaps: dict[int, bool] = {}
+
+    def without_gaps(self, spans: Spans) -> bool:
+        """Whether every row begins where the one before it ends."""
+        if id(spans) not in self._without_gaps:  # spans live as long as the views of the batch, which keep them
+            self._without_gaps[id(spans)] = bool(np.array_equal(spans.starts[1:], spans.stops[:-1]))
+        return self._without_gaps[id(spans)]
 
     @cached_property
     def num_tokens(self) -> Int32:
         """int32 [N]."""
         return self.batch.num_tokens
+
+    @cached_property
+    def input_ids(self) -> Int32:
+        """int32 [T]."""
+        return self.batch.input_ids
 
     def numbers(self, name: str) -> npt.NDArray[Any]:
         """[N]: int64, bool, or the floating type of the column, in which a null is NaN.
@@ -63,17 +74,36 @@ class ReadBatch:
         return self._numbers[name]
 
 
-@dataclass(frozen=True, slots=True)
 class Piece:
-    """Rows of one record batch.
+    """Rows of one record batch, by ascending places in it."""
 
-    Attributes:
-        batch: the record batch.
-        places: int64 [n], ascending.
-    """
+    def __init__(self, batch: ReadBatch, places: Int64) -> None:
+        self.batch, self.places = batch, places
+        first, count = int(places[0]), len(places)
+        # As a slice where the places are one: what it selects is a view.
+        self.index: slice | Int64 = slice(first, first + count) if int(places[-1]) - first == count - 1 else places
 
-    batch: ReadBatch
-    places: Int64
+    def cut(self, flat: npt.NDArray[Any], spans: Spans) -> list[npt.NDArray[Any]]:
+        """Slices of `flat` that hold the rows, in order: one for each run of rows without a gap between them."""
+        if isinstance(self.index, slice) and self.batch.without_gaps(spans):
+            return [flat[spans.starts[self.index.start] : spans.stops[self.index.stop - 1]]]
+        starts, stops = spans.starts[self.index], spans.stops[self.index]
+        breaks = np.flatnonzero(starts[1:] != stops[:-1])
+        firsts = np.concatenate([starts[:1], starts[breaks + 1]]).tolist()
+        lasts = np.concatenate([stops[breaks], stops[-1:]]).tolist()
+        return [flat[first:last] for first, last in zip(firsts, lasts, strict=True)]
+
+    def lengths(self, spans: Spans) -> Int64:
+        """int64 [n]."""
+        lengths: Int64 = spans.stops[self.index] - spans.starts[self.index]
+        return lengths
+
+    def values(self, name: str) -> list[Any]:
+        """Values of a column as Python has them."""
+        column = self.batch.batch.arrow.column(name)
+        part = column[self.index] if isinstance(self.index, slice) else column.take(pa.array(self.index))
+        values: list[Any] = part.to_pylist()
+        return values
 
 
 def gathered(pieces: Sequence[Piece], columns: TrainingColumns, spec: StatesSpec) -> dict[str, Any]:
@@ -86,36 +116,37 @@ def gathered(pieces: Sequence[Piece], columns: TrainingColumns, spec: StatesSpec
     """
     found: dict[str, Any] = {}
     for name in columns.numbers:
-        found[name] = _joined([piece.batch.numbers(name)[_index(piece.places)] for piece in pieces])
+        found[name] = _joined([piece.batch.numbers(name)[piece.index] for piece in pieces])
     for name in columns.others:
-        found[name] = [value for piece in pieces for value in _values(piece, name)]
-    ragged = columns.input_ids or (columns.states and spec.kind == "tokens")
-    lengths = _joined([piece.batch.num_tokens[_index(piece.places)] for piece in pieces]) if ragged else None
+        found[name] = [value for piece in pieces for value in piece.values(name)]
     if columns.input_ids:
-        found[names.INPUT_IDS] = _joined(
-            [part for piece in pieces for part in _cut(piece.batch.batch.input_ids, piece.batch.batch.id_spans, piece)]
-        )
+        ids = [part for piece in pieces for part in piece.cut(piece.batch.input_ids, piece.batch.batch.id_spans)]
+        found[names.INPUT_IDS] = _joined(ids)
+    if not columns.input_ids and not (columns.states and spec.kind == "tokens"):
+        return found | {name: _pooled(pieces, name, spec) for name in columns.states}
+    lengths = _joined([piece.batch.num_tokens[piece.index] for piece in pieces])
+    cu_seqlens = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=cu_seqlens[1:])
     for name in columns.states:
-        found[name] = (
-            _pooled(pieces, name, spec)
-            if lengths is None or spec.kind != "tokens"
-            else (_token_states(pieces, name, spec, lengths))
-        )
-    if lengths is not None:
-        found[CU_SEQLENS] = np.concatenate([np.zeros(1, np.int32), np.cumsum(lengths, dtype=np.int32)])
-    return found
+        if spec.kind == "tokens":
+            found[name] = _token_states(pieces, name, spec, lengths, int(cu_seqlens[-1]))
+        else:
+            found[name] = _pooled(pieces, name, spec)
+    return found | {CU_SEQLENS: cu_seqlens}
 
 
-def _token_states(pieces: Sequence[Piece], name: str, spec: StatesSpec, lengths: Int32) -> npt.NDArray[Any]:
+def _token_states(
+    pieces: Sequence[Piece], name: str, spec: StatesSpec, lengths: Int32, num_tokens: int
+) -> npt.NDArray[Any]:
     """[T, H]."""
     views = [(piece.batch.states[name], piece) for piece in pieces]
-    values = _joined([part for view, piece in views for part in _cut(view.values, view.state_spans, piece)])
+    values = _joined([part for view, piece in views for part in piece.cut(view.values, view.state_spans)])
     if value_type(spec.dtype).scaled:
-        scales = [part for view, piece in views for part in _cut(_scales(view), view.state_spans, piece)]
+        scales = [part for view, piece in views for part in piece.cut(_scales(view), view.state_spans)]
         values = value_type(spec.dtype).decode(values, _joined(scales))
-    num_states = np.concatenate([_lengths(view.state_spans, piece.places) for view, piece in views])
-    if not np.array_equal(num_states, lengths):  # a row with tokens and no states: they were not finite
-        spread = _missing((int(lengths.sum()), values.shape[1]), values.dtype)
+    if len(values) != num_tokens:  # a row with tokens and no states: they were not finite
+        num_states = np.concatenate([piece.lengths(view.state_spans) for view, piece in views])
+        spread = _missing((num_tokens, values.shape[1]), values.dtype)
         spread[np.repeat(num_states > 0, lengths)] = values
         values = spread
     return values
@@ -125,45 +156,17 @@ def _pooled(pieces: Sequence[Piece], name: str, spec: StatesSpec) -> npt.NDArray
     """[B, H]."""
     parts = []
     for piece in pieces:
-        view, index = piece.batch.states[name], _index(piece.places)
-        values = view.values[index]
+        view = piece.batch.states[name]
+        values = view.values[piece.index]
         if value_type(spec.dtype).scaled:
-            values = value_type(spec.dtype).decode(values, _scales(view)[index])
-        missing = _lengths(view.state_spans, piece.places) == 0
-        if missing.any():
-            values = values.copy()
-            values[missing] = _missing((1, values.shape[1]), values.dtype)
+            values = value_type(spec.dtype).decode(values, _scales(view)[piece.index])
+        if view.has_gaps:
+            missing = piece.lengths(view.state_spans) == 0
+            if missing.any():
+                values = values.copy()
+                values[missing] = _missing((1, values.shape[1]), values.dtype)
         parts.append(values)
     return _joined(parts)
-
-
-def _cut(flat: npt.NDArray[Any], spans: Spans, piece: Piece) -> Iterable[npt.NDArray[Any]]:
-    """Slices of `flat` that hold the rows of a piece, in order: one for each run of rows without a gap between them."""
-    starts, stops = spans.starts[piece.places], spans.stops[piece.places]
-    breaks = np.flatnonzero(starts[1:] != stops[:-1])
-    if not len(breaks):
-        return [flat[starts[0] : stops[-1]]]
-    firsts = np.concatenate([starts[:1], starts[breaks + 1]]).tolist()
-    lasts = np.concatenate([stops[breaks], stops[-1:]]).tolist()
-    return [flat[first:last] for first, last in zip(firsts, lasts, strict=True)]
-
-
-def _values(piece: Piece, name: str) -> list[Any]:
-    column, index = piece.batch.batch.arrow.column(name), _index(piece.places)
-    part = column[index] if isinstance(index, slice) else column.take(pa.array(index))
-    values: list[Any] = part.to_pylist()
-    return values
-
-
-def _index(places: Int64) -> slice | Int64:
-    """The places as a slice where they are one: what it selects is a view."""
-    first, count = int(places[0]), len(places)
-    return slice(first, first + count) if int(places[-1]) - first == count - 1 else places
-
-
-def _lengths(spans: Spans, places: Int64) -> Int64:
-    lengths: Int64 = spans.stops[places] - spans.starts[places]
-    return lengths
 
 
 def _joined(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:

@@ -35,19 +35,18 @@ class BatchPlan:
     def rows(self, batch: int) -> tuple[int, int]:
         """Places in the sequence of batch number `batch`: from, up to."""
         lane, turn = batch % self.lanes, batch // self.lanes
-        first = int(self._lane_starts[lane]) + turn * self.batch_size
-        return first, min(first + self.batch_size, int(self._lane_starts[lane + 1]))
+        first = self._lane_starts[lane] + turn * self.batch_size
+        return first, min(first + self.batch_size, self._lane_starts[lane + 1])
 
     @cached_property
-    def _lane_starts(self) -> Int64:
-        """int64 [L + 1]: where each lane begins; the lane of the last batch is shorter by what that one lacks."""
+    def _lane_starts(self) -> list[int]:
+        """[L + 1]: where each lane begins; the lane of the last batch is shorter by what that one lacks."""
         lane = np.arange(self.lanes, dtype=np.int64)
         sizes = np.maximum(0, -(-(self.num_batches - lane) // self.lanes)) * self.batch_size
         lacking = max(0, self.num_batches * self.batch_size - self.num_rows)
         if self.num_batches:
             sizes[(self.num_batches - 1) % self.lanes] -= lacking
-        starts: Int64 = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
-        return starts
+        return [0, *np.cumsum(sizes).tolist()]
 
 
 def num_batches(num_rows: int, batch_size: int, *, drop_last: bool, world_size: int) -> int:

@@ -45,7 +45,7 @@ CASES = {
     "pooled float32 none": StatesSpec(kind="last", dtype="float32", compression="none"),
     "tokens int8 zstd": StatesSpec(kind="tokens", dtype="int8", compression="zstd"),
 }
-SHARDS = 4
+SHARDS = 2
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
