@@ -83,6 +83,10 @@ def test_settings_are_a_job_or_a_recipe(page: str):
                 assert isinstance(parse(Recipe, table, page), Recipe)
 
 
+def test_the_readme_stays_short():
+    assert len(page_rig.read("README.md").splitlines()) <= 160, "long sections have pages of their own in docs/"
+
+
 def test_pictures_are_small_and_the_drawing_parses():
     pictures = sorted((ROOT / "docs" / "pictures").iterdir())
     assert pictures
