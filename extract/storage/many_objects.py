@@ -15,7 +15,7 @@ from extract.storage.object_path import ObjectPath
 J = TypeVar("J")
 T = TypeVar("T")
 
-REQUESTS_AT_ONCE = 32
+REQUESTS_AT_ONCE = 64
 PAGE_NAMES = 1000
 """That stores list in one request."""
 
