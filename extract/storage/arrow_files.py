@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.fs
 
 from extract.storage import ObjectPath, Place
-from extract.storage.bucket import PATIENT, client_options
+from extract.storage.bucket import PATIENT, check_not_forked, client_options
 
 BUFFER_BYTES = 2**20
 """Asked for at once, at least."""
@@ -29,6 +29,7 @@ def arrow_filesystem(place: ObjectPath) -> pa.fs.FileSystem:
     """The store as Arrow's datasets want it; its paths are `BUCKET/KEY`."""
     from obstore.fsspec import FsspecStore
 
+    check_not_forked(place)
     scheme = place.bucket.url.partition("://")[0]
     options: dict[str, Any] = {"client_options": client_options(), "retry_config": PATIENT, "skip_instance_cache": True}
     store: Any = FsspecStore(scheme, **options)  # type: ignore[call-overload]

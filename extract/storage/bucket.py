@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from extract.storage.refusals import broke_off, is_final, refusal
+from extract.storage.refusals import ForkedProcess, broke_off, is_final, refusal
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -95,6 +96,7 @@ class Bucket:
         self._met = True
 
     def _client(self) -> "ObjectStore":
+        check_not_forked(self.url)
         kind = "patient" if self._met else "hasty"
         if kind not in self._clients:
             self._clients[kind] = _connect(self.url, PATIENT if self._met else HASTY)
@@ -112,6 +114,22 @@ def _whole(request: "Callable[[ObjectStore], T]", client: "ObjectStore") -> T:
                 raise
         time.sleep(PAUSE_S * random.uniform(0.5, 1.5))
     return request(client)
+
+
+def check_not_forked(place: object) -> None:
+    """Refuse to wait for threads of the client that are not there: a request in such a process would never end.
+
+    Raises:
+        ForkedProcess: this process was forked after the client's threads had been started.
+    """
+    if _process_of_the_client() != os.getpid():
+        raise ForkedProcess(path=place)
+
+
+@cache
+def _process_of_the_client() -> int:
+    """The process that made the first request; whoever is forked from it later inherits this answer."""
+    return os.getpid()
 
 
 def _connect(url: str, retries: dict[str, Any]) -> "ObjectStore":

@@ -10,6 +10,17 @@ from typing import NamedTuple
 from extract.errors import ExtractError, OutOfSpace
 
 
+class ForkedProcess(ExtractError):
+    """A process that was forked from one that had used a store."""
+
+    exit_code = 2
+    template = (
+        "{path}: this process was forked from one that had used an object store, whose client does not live through "
+        'that. Start worker processes afresh: multiprocessing_context="spawn" of a DataLoader, or '
+        'multiprocessing.get_context("spawn").'
+    )
+
+
 class StoreRefused(ExtractError):
     """An object store cannot be used as asked."""
 

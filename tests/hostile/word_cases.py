@@ -120,6 +120,7 @@ FACTS: dict[str, dict[str, Any]] = {
     "shards.views.NotStored": {"layer": 1, "known": "2, 15"},
     "output.NoSuchRow": {"path": "out", "row": 20, "problem": "the last one is 19"},
     "output.RanksMayDiffer": {"path": "out", "problem": "shard 3 is missing"},
+    "storage.refusals.ForkedProcess": {"path": "s3://bucket"},
     "training_views.columns.NotInOutput": {"path": "out", "name": "lable", "known": "label, row, id, hidden_states"},
     "training_views.gathering.NoNumber": {"row": 7, "name": "label"},
     "training_views.rows.NotFinished": {"path": "out", "shard": 3, "known": "3 of 12"},
