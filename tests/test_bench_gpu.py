@@ -40,7 +40,7 @@ def bench(tmp_path: Path, *options: str) -> tuple[int, str, dict[str, Any]]:
 def test_every_part_runs_without_the_packages_that_a_bare_machine_lacks(tmp_path: Path) -> None:
     """Compiling is tried by tests/cuda/test_ahead_of_time.py; here it would take a minute for each way."""
     parts = "numbers,products,copies,ours: llama,ours: qwen3-1.7b,transformers: llama-1b,job,vllm"
-    code, text, found = bench(tmp_path, "--seconds", "250", "--parts", parts)
+    code, text, found = bench(tmp_path, "--seconds", "560", "--parts", parts)
     assert code == 0, text
     assert "failed" not in found
     assert found["missing"] == {}

@@ -96,6 +96,7 @@ class _Opened(nn.Module):
 def _compile(variant: Variant, max_rows: int) -> Any:
     """Files of one piece of code."""
     region, inputs = variant.region, tuple(_copy(one) for one in variant.inputs)
+    max_rows = max(max_rows, len(inputs[0]))
     buffers = tuple(_copy(buffer) for buffer in region.buffers())
     with torch.no_grad():
         pattern = pattern_of(region(*inputs))

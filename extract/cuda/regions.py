@@ -7,6 +7,7 @@ compiler and only the number of rows is not.
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,6 +16,9 @@ from torch.nn import functional
 from extract.cpu.architecture import Activation
 from extract.cuda.fp8 import FP8, quantized
 from extract.cuda.linears import Operand
+
+MOST_KINDS = 1024
+"""Sizes and layouts that a class of regions may be compiled for in one process."""
 
 
 class Region(nn.Module):
@@ -160,8 +164,14 @@ def operand(values: torch.Tensor, dtype: torch.dtype) -> Operand:
 def fuse(modules: Iterable[nn.Module], backend: str = "inductor") -> None:
     """Compile every region among `modules`, for any number of rows. Nothing is compiled before it is first called.
 
-    The forward method and not the module: its code is the class's own, so layers find each other's compiled code.
+    The forward method and not the module: its code is the class's own, so layers find each other's compiled code. So do
+    engines, and each of other sizes adds its own: torch counts them for a class, and fails at the ninth unless told.
     """
+    import torch._dynamo.config
+
+    limits: Any = torch._dynamo.config
+    limits.recompile_limit = max(limits.recompile_limit, MOST_KINDS)
+    limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, MOST_KINDS)
     for module in modules:
         if isinstance(module, Region):
             compiled = torch.compile(module.forward, backend=backend, fullgraph=True, dynamic=True)

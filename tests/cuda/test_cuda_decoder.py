@@ -31,7 +31,7 @@ from test_packed_decoder import (
 )
 
 from extract.cuda.fp8 import quantized
-from extract.cuda.regions import fuse
+from extract.cuda.regions import AddAndRead, Norm, fuse
 
 any_case = pytest.fixture(scope="module", params=CASES, ids=case_name, name="any_case")(written)
 rich = pytest.fixture(scope="module", params=RICH, ids=case_name, name="rich")(written)
@@ -207,3 +207,14 @@ def test_batches_submitted_ahead_are_written_where_they_belong(softcapped: Tiny,
         one.wait()
     for where, one in zip(rows, expected, strict=True):
         assert all(np.array_equal(array[where], part) for array, part in zip(into, one, strict=True))
+
+
+def test_many_engines_of_other_sizes_are_compiled_in_one_process() -> None:
+    """Torch counts what it compiles for a class, and fails at the ninth unless told otherwise."""
+    for number in range(1, 11):
+        width = 8 * number
+        region = AddAndRead(None, 1.0, Norm(torch.ones(width), 1e-6), torch.float32)
+        plain = region(torch.ones(3, width), torch.ones(3, width))[0]
+        fuse([region], backend="eager")
+        with torch.inference_mode():
+            assert torch.equal(region(torch.ones(3, width), torch.ones(3, width))[0], plain)

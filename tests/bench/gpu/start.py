@@ -99,7 +99,7 @@ def _mode(mode: str, shape: Shape, device: Any, folder: Path, deadline: Deadline
         path = folder.parent / f"{shape.name}-{COMPILED_FILE}"
 
         def passes() -> None:
-            small = _inputs(rows_of("full", 4, shape.vocabulary), device)
+            small = _inputs(rows_of("full", 4, shape.vocabulary, limit=16), device)
             decoder(*small, LIMIT)
             decoder(*small, LIMIT, last=True)
 
