@@ -27,6 +27,7 @@ import extract
 from extract.derivation import Change, derive
 from extract.engine.contract import NoLayerStates, layer_states, read_contract
 from extract.engine.layer_numbers import LayersNotGiven, LayerTwice, NoSuchDecoderLayer, layer_numbers
+from extract.engine.probe import relative_error, token_error
 from extract.errors import BadValue
 from extract.exporting.export import export
 from extract.job import OtherJob, read_job
@@ -348,6 +349,17 @@ def test_recomputing_finds_a_layer_that_is_a_little_off(first, tmp_path, layer):
     verify(tmp_path / "out")
     with pytest.raises(BadShards, match=rf"row \d+, layer {layer}: differs from the plain model"):
         verify(tmp_path / "out", recompute=40)
+
+
+def test_an_error_of_a_token_does_not_vanish_beside_a_token_that_is_far_larger():
+    expected = np.ones((3, 8), np.float32)
+    expected[0, 2] = 26_000
+    found = expected.copy()
+    found[1, 5] += 0.01
+    assert relative_error(found, expected) < 1e-6
+    assert token_error(found, expected) == pytest.approx(0.01, rel=1e-3)
+    found[1, 5] = np.nan
+    assert token_error(found, expected) == float("inf")
 
 
 def plain_model_off_by(monkeypatch: pytest.MonkeyPatch, size: float, chosen: Any) -> None:
