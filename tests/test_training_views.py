@@ -5,6 +5,7 @@ import json
 import pickle
 import warnings
 
+import job_rig
 import numpy as np
 import pytest
 import shard_rig as rig
@@ -222,6 +223,22 @@ class TestBatches:
         view = first.batch.batch
         assert np.shares_memory(found[NAMES[kind]], view.values)
         assert np.shares_memory(found["input_ids"], view.input_ids)
+
+    @pytest.mark.parametrize("options", [{}, {"kind": "last", "dtype": "int8"}], ids=["tokens", "pooled int8"])
+    def test_states_of_other_layers_come_where_they_are_asked_for_by_name(self, engines, tmp_path, options):
+        source = job_rig.parquet(tmp_path / "rows.parquet", {"text": [*job_rig.texts(12), None]})
+        job = job_rig.job(engines.engine("llama"), source, tmp_path / "out", layers=(0, 2), rows_per_shard=5, **options)
+        job_rig.run(job)
+        out = open_output(tmp_path / "out")
+        own = NAMES[options.get("kind", "tokens")]
+        assert "layer_0" not in next(iter(out.torch_iterable()))
+        (batch,) = out.torch_iterable(["row", "layer_2", own], batch_size=20)
+        join = np.stack if "kind" in options else np.concatenate
+        for name, layer in ((own, None), ("layer_2", 2)):
+            wanted = join([out.states(row, layer=layer) for row in range(12)])
+            assert batch[name].numpy().tobytes() == wanted.tobytes()
+        item = out.torch_dataset(["layer_0"])[4]
+        assert item["layer_0"].numpy().tobytes() == out.states(4, layer=0).tobytes()
 
     def test_chunks_of_a_row_are_rows_of_their_own(self, tmp_path):
         spec, root = StatesSpec(dtype="float32"), tmp_path / "out"

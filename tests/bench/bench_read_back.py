@@ -49,13 +49,13 @@ SHARDS = 2
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
-def main() -> None:
+def main(words: list[str] | None = None) -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--megabytes", type=float, default=200, help="of states a case, before compression")
     arguments.add_argument("--rounds", type=int, default=9)
     arguments.add_argument("--cases", nargs="*", default=list(CASES), choices=list(CASES))
     arguments.add_argument("--clock", default="wall", choices=["wall", "cpu"], help="cpu: on a machine that others use")
-    given = arguments.parse_args()
+    given = arguments.parse_args(words)
 
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     print(f"device   {_cpu()}, {len(os.sched_getaffinity(0))} CPUs")

@@ -1,4 +1,4 @@
-"""Training from an output in an object store: the rows of the directory; a forked worker is refused and does not hang."""
+"""Training from an output in an object store: the rows of the directory; a forked worker is refused, it never hangs."""
 
 import object_rig
 import pytest
