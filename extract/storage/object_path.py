@@ -229,20 +229,29 @@ class ObjectPath:
         self._again(upload)
 
     def unlink(self, missing_ok: bool = False) -> None:
-        """Remove the object; one that is not there is no error to a store."""
+        """Remove the object; one that is not there is no error to every store."""
         import obstore
 
-        try:
-            self._ask(lambda client: obstore.delete(client, self.key))
-        except FileNotFoundError:
-            if not missing_ok:
-                raise
+        attempts = 0
+
+        def remove() -> bool:
+            """Whether it was there, or an earlier attempt may have removed it."""
+            nonlocal attempts
+            attempts += 1
+            try:
+                self._ask(lambda client: obstore.delete(client, self.key))
+            except FileNotFoundError:
+                return attempts > 1
+            return True
+
+        if not self._again(remove) and not missing_ok:
+            raise FileNotFoundError(str(self))
 
     def rename(self, target: "ObjectPath") -> None:
         """Copy, then remove: a store knows no other way, so both may be there for a moment."""
         import obstore
 
-        self._ask(lambda client: obstore.copy(client, self.key, target.key))
+        self._again(lambda: self._ask(lambda client: obstore.copy(client, self.key, target.key)))
         self.unlink()
 
     def mkdir(self, exist_ok: bool = True) -> None:

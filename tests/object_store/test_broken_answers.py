@@ -5,7 +5,7 @@ import os
 import proxy_rig
 import pytest
 
-from extract.storage import bucket, locate
+from extract.storage import bucket, locate, object_path
 from extract.storage.arrow_files import RangeFile
 from extract.storage.refusals import StoreRefused
 
@@ -80,6 +80,15 @@ def test_a_store_that_breaks_off_for_ever_is_said(objects, cuts):
     with pytest.raises(StoreRefused):
         (objects / "03").read_bytes()
     assert cuts.left <= 1000 - bucket.ANSWERS
+
+
+@pytest.mark.parametrize("kind", ["reset", "answer lost"])
+def test_a_removal_whose_answer_is_lost_is_done_again(kind, objects, cuts, monkeypatch):
+    monkeypatch.setattr(object_path, "FIRST_PAUSE_S", 0.001)
+    cuts.left, cuts.command, cuts.kind = 4, "DELETE", kind
+    (objects / "03").unlink()
+    assert cuts.left == 0
+    assert not (objects / "03").exists()
 
 
 def test_a_lost_answer_is_no_store_without_conditions(cuts, place):
