@@ -28,7 +28,7 @@ class SetSearch:
     Attributes:
         chosen: the set now.
         kl: its divergence.
-        path: every set that was measured, in order.
+        path: every set that was tried, in order; one that comes again is not measured again.
     """
 
     def __init__(
@@ -39,6 +39,7 @@ class SetSearch:
         note: Callable[[Step], None] = lambda step: None,
     ) -> None:
         self._measure, self._damage, self._cost, self._note = measure, damage, cost, note
+        self._known: dict[frozenset[str], Interval] = {}
         self._order = sorted(damage, key=lambda name: -damage[name] / cost[name])
         self.chosen: frozenset[str] = frozenset()
         self.path: list[Step] = []
@@ -82,12 +83,13 @@ class SetSearch:
 
     def _try(
         self,
-        chosen: AbstractSet[str],
+        chosen: frozenset[str],
         change: Literal["start", "add", "drop"],
         names: tuple[str, ...],
         target: float = float("inf"),
     ) -> Interval:
-        kl = self._measure(chosen)
+        kl = self._known[chosen] if chosen in self._known else self._measure(chosen)
+        self._known[chosen] = kl
         step = Step(
             change=change,
             names=names,
