@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def test_every_part_runs_without_the_packages_that_a_bare_machine_lacks(tmp_path
     assert code == 0, text
     assert "failed" not in found
     assert found["missing"] == {}
-    assert found["parts"]["vllm"] == {"skipped": "no card", "seconds": 0.0, "card": {}}
+    assert found["parts"]["vllm"]["skipped"] == "no card"
     engines = found["parts"]["numbers"]["engines"]
     assert found["parts"]["numbers"]["right"] and {name.split()[1] for name in engines} >= {
         "float32",
@@ -70,3 +71,59 @@ def test_without_a_card_or_tiny_shapes_it_says_what_to_do(tmp_path: Path) -> Non
     done = subprocess.run([sys.executable, SCRIPT, "--device", "cpu"], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr == "on a CPU only with --tiny: these models are made for a card\n"
+
+
+@pytest.fixture
+def scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+
+
+@pytest.mark.usefixtures("scripts")
+def test_a_part_that_breaks_is_a_result_and_ends_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import bench_gpu
+    import torch
+    from gpu import card
+
+    def breaks(bench: Any, deadline: Any) -> dict[str, Any]:
+        deadline.affords(1e9, "what takes for ever")
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    cpu = torch.device("cpu")
+    bench = bench_gpu.Bench(device=cpu, tiny=True, shapes={}, checked={}, scratch=tmp_path, vllm_python=sys.executable)
+    results: dict[str, Any] = {"parts": {}, "cut_off": [], "missing": {}}
+    end = time.monotonic() + 100
+    with card.Watch(cpu) as watch:
+        bench_gpu._run(bench_gpu.Part("breaks", 9.0, breaks), bench, results, end, watch)
+        bench_gpu._run(bench_gpu.Part("lacks", 9.0, breaks, ("no_such_package",)), bench, results, end, watch)
+        bench_gpu._run(bench_gpu.Part("late", 9.0, breaks), bench, results, time.monotonic(), watch)
+    assert results["failed"] == ["breaks"]
+    assert results["parts"]["breaks"]["failed"].startswith("RuntimeError: CUDA error")
+    assert results["missing"] == {"lacks": "not installed: no_such_package"}
+    assert results["cut_off"] == ["breaks: what takes for ever", "late"]
+    assert "an illegal memory access" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("scripts")
+def test_where_regions_cannot_be_compiled_the_plain_lines_are_measured_and_it_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+    from gpu import ours, shapes
+
+    class Fails:
+        def run(self, batch: Any, kind: str) -> None:
+            raise RuntimeError("Failed to find C compiler")
+
+        def close(self) -> None:
+            closed.append(True)
+
+    closed: list[bool] = []
+    cpu, shape = torch.device("cpu"), shapes.TINY_CHECKED["llama-check"]
+    ours.made(shape, cpu, tmp_path / "weights")
+    real = ours.opened
+    monkeypatch.setattr(
+        ours, "opened", lambda *where, compiled: Fails() if compiled else real(*where, compiled=compiled)
+    )
+    engine, note = ours.working(tmp_path / "weights", shape, "bfloat16", cpu)
+    assert closed == [True] and engine.runtime.contract.runtime.compile == "none"
+    assert note == "not compiled: RuntimeError: Failed to find C compiler"
