@@ -34,6 +34,7 @@ from extract.job import OtherJob, read_job
 from extract.jobs import plan
 from extract.output import open_output
 from extract.report import plan_text
+from extract.report_page.gathering import gather
 from extract.reprocessing import respec
 from extract.runners.layer_trial import LayersOverflow, try_layers
 from extract.shards.sink import NonFiniteStates
@@ -174,6 +175,23 @@ def test_a_runtime_without_layers_says_so(engines):
 def test_unit_length_and_layers_do_not_go_together(engines, rows, tmp_path):
     with pytest.raises(ValueError, match=r"^layers: none with normalize = true"):
         job(engines.engine("llama"), rows, tmp_path / "out", kind="last", normalize=True, layers=(1,))
+
+
+def test_embeddings_of_unit_length_take_no_layers(engines, rows, tmp_path):
+    states = StatesSpec(kind="last", dtype="float32", layers=(1,))
+    with pytest.raises(
+        BadValue, match=r"states\.layers is \[1\], expected no layers beside an embedding of unit length"
+    ):
+        extract.embed(engines.checkpoint("llama"), str(rows), tmp_path / "out", normalize=True, states=states)
+
+
+def test_a_report_says_that_layers_are_stored_and_draws_the_final_states(first):
+    found = gather(first)
+    setting = next(setting for setting in found.settings if setting.name == "Other layers")
+    assert (setting.value, setting.note[-35:]) == ("0, 2, 3", "; no figure on this page is of them")
+    assert found.states is not None
+    norms = [np.linalg.norm(row.states, axis=1) for row in open_output(first) if row.states is not None]
+    assert found.states.norm_quantiles[-1] == pytest.approx(np.concatenate(norms).max(), rel=1e-4)
 
 
 def test_the_plan_counts_the_bytes_of_layers(engines, rows, tmp_path):
