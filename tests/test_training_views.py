@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import pickle
 import warnings
 
@@ -19,6 +20,7 @@ from extract.output import RanksMayDiffer, open_output
 from extract.shards.shard_file import DamagedShard, ShardFile
 from extract.shards.values import value_type
 from extract.spec import StatesSpec
+from extract.training_views import order
 from extract.training_views.columns import NotInOutput
 from extract.training_views.epoch import EpochRows
 from extract.training_views.gathering import NoNumber, gathered
@@ -92,6 +94,17 @@ class TestOrder:
         plan = BatchPlan(num_rows=num_rows, batch_size=size, lanes=lanes, num_batches=count)
         places = [plan.rows(number) for number in range(count)]
         assert sorted(row for first, last in places for row in range(first, last)) == list(range(count * size))
+
+    def test_shards_record_batches_and_rows_are_permuted_by_seed_epoch_and_place(self):
+        keys = [(seed, epoch) for seed in (0, 1) for epoch in (0, 1)]
+        orders = [
+            *(order.shard_order(30, *key) for key in keys),
+            *(order.record_batch_order(30, *key, shard) for key in keys for shard in (0, 1)),
+            *(order.row_order(30, *key, shard, block) for key in keys for shard in (0, 1) for block in (0, 1)),
+        ]
+        assert all(sorted(one) == list(range(30)) for one in orders)
+        assert len({tuple(one) for one in [*orders, np.arange(30)]}) == len(orders) + 1
+        assert order.shard_order(30, 1, 0).tolist() == orders[2].tolist()
 
     @given(st.integers(1, 500), st.integers(1, 40), st.integers(1, 12))
     def test_a_lane_goes_forward_through_a_part_of_its_own(self, num_rows, batch_size, lanes):
@@ -368,6 +381,10 @@ class TestWorkers:
             assert len(found) == len(alone) == len(batches)
             assert all(same(one, other) for one, other in zip(found, alone, strict=True))
 
+    def test_the_workers_of_a_rank_share_the_batches_of_that_rank(self, many):
+        batches = open_output(many[0]).torch_iterable(shuffle=True, batch_size=7, lanes=4, rank=1, world_size=2)
+        assert rows_of(DataLoader(batches, batch_size=None, num_workers=2)) == rows_of(batches)
+
     def test_workers_that_stay_see_the_next_epoch(self, many):
         batches = open_output(many[0]).torch_iterable(shuffle=True, batch_size=20)
         expected = []
@@ -453,9 +470,18 @@ class TestDataset:
     def test_workers_and_a_sampler_give_every_row_once(self, many):
         root, expected = many
         data = open_output(root).torch_dataset()
-        data[0]  # a file that is open here is not used by a worker that was forked
+        data[0]  # opens a file here
         loader = DataLoader(data, batch_size=8, shuffle=True, collate_fn=data.collate, num_workers=2)
         assert sorted(flat(rows_of(loader))) == with_states(expected)
+
+    def test_a_worker_that_was_forked_opens_files_of_its_own(self, many, monkeypatch):
+        data = open_output(many[0]).torch_dataset()
+        data[0]
+        inherited = data._open[0]
+        other = os.getpid() + 1
+        monkeypatch.setattr("os.getpid", lambda: other)
+        data[0]
+        assert data._open[0] is not inherited
 
     def test_rows_of_a_batch_that_lie_together_are_decompressed_once(self, many, monkeypatch):
         read = []

@@ -5,6 +5,7 @@ decompression of its record batch, so rows of a batch that lie together are read
 has no such cost. `torch_batches` reads everything once and is what large outputs want.
 """
 
+import os
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
@@ -35,6 +36,7 @@ class TrainingDataset(Dataset[dict[str, Any]]):
     def __init__(self, rows: TrainingRows) -> None:
         self._rows = rows
         self._open: OrderedDict[int, _OpenShard] = OrderedDict()
+        self._process = os.getpid()
 
     def __len__(self) -> int:
         """Rows that are handed out."""
@@ -74,6 +76,8 @@ class TrainingDataset(Dataset[dict[str, Any]]):
         return single_row(as_tensors(gathered([piece], self._rows.columns, self._rows.spec), self._rows), self._rows)
 
     def _shard(self, place: int) -> "_OpenShard":
+        if self._process != os.getpid():  # a worker that was forked has a copy of what was open there
+            self._open, self._process = OrderedDict(), os.getpid()
         if place in self._open:
             self._open.move_to_end(place)
         else:
