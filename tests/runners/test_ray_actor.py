@@ -81,13 +81,13 @@ def reading(monkeypatch):
 @pytest.fixture
 def computing(monkeypatch):
     """Set, and forward passes go on; they wait at first."""
-    go_on, real = threading.Event(), pipeline._states_of
+    go_on, real = threading.Event(), pipeline.pack
 
-    def states_of(*arguments):
+    def pack(*arguments):
         assert go_on.wait(LONG_S)
         return real(*arguments)
 
-    monkeypatch.setattr(pipeline, "_states_of", states_of)
+    monkeypatch.setattr(pipeline, "pack", pack)
     yield go_on
     go_on.set()
 
