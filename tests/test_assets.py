@@ -1,5 +1,6 @@
 """Recipes, patches and jobs are found by name, in a checkout and in a wheel; all that come along are valid."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -70,7 +71,7 @@ def test_every_shipped_recipe_is_valid_and_says_what_it_is_for(name):
     assert recipe.description
     assert recipe.max_input_tokens == 128
     place = f"{recipe.card_memory_gib:g}gb" if recipe.runtime == "tensorrt-llm" else recipe.device
-    assert name.endswith(f"{recipe.dtype}-{place}")
+    assert re.search(rf"{recipe.dtype}-{place}(-\d+gb)?$", name)
 
 
 @pytest.mark.parametrize("name", assets.names("jobs"))

@@ -80,8 +80,9 @@ class Layer(nn.Module):
         Returns:
             The stream float32 [T or w, H], and what the next layer (or who wants states) reads of it.
         """
-        branch = self._attended(read, positions, spans, key_index, wanted)
-        x, read = self.after_attention(x if wanted is None else x[wanted], branch)
+        x, read = self.after_attention(
+            x if wanted is None else x[wanted], self._attended(read, positions, spans, key_index, wanted)
+        )
         added: tuple[torch.Tensor, Operand] = self.after_mlp(x, self.down(self.gated(self.gate_up(read))))
         return added
 

@@ -94,9 +94,9 @@ def memory_model(
     scale = 4 if precision == "fp8" else 0
     stream, read = 4 * hidden, hidden * product + scale
     projected = (query + 2 * kv) * other
-    attention = stream + read + projected + (2 * query + kv) * other + query * product + scale
-    mlp = stream + read + 2 * inner * other + inner * product + scale
-    added = 2 * stream + read + hidden * other
+    attention = stream + read + projected + (2 * query + kv) * other + query * product + scale + hidden * other
+    mlp = 2 * (stream + read) + 2 * inner * other + inner * product + scale  # who called the layer still has its inputs
+    added = 3 * (stream + read) + hidden * other
     if not fused:  # norms, rotary positions and gates step by step
         attention += 12 * (query + kv)
         mlp += 16 * inner

@@ -57,9 +57,9 @@ def test_weights_of_an_8b_model_are_what_a_pencil_says() -> None:
 
 
 def test_a_token_is_largest_in_the_mlp_of_an_8b_model() -> None:
-    stream, read, gate_up, gated = 4 * 4096, 2 * 4096, 2 * 2 * 14_336, 2 * 14_336
-    assert model("bfloat16").token_bytes == stream + read + gate_up + gated == 110_592
-    assert model("fp8").token_bytes == stream + (4096 + 4) + gate_up + (14_336 + 4)
+    stream, read, gate_up, gated = 4 * 4096, 2 * 4096, 2 * 2 * 14_336, 2 * 14_336  # stream and read before and after
+    assert model("bfloat16").token_bytes == 2 * (stream + read) + gate_up + gated == 135_168
+    assert model("fp8").token_bytes == 2 * (stream + 4096 + 4) + gate_up + (14_336 + 4)
     assert model("bfloat16").key_bytes == 2 * 2 * 1024 + 4
     assert model("bfloat16").state_bytes == 2 * 4096
     assert model("bfloat16", num_layers=3).state_bytes == 4 * 2 * 4096
@@ -67,7 +67,7 @@ def test_a_token_is_largest_in_the_mlp_of_an_8b_model() -> None:
 
 def test_a_pass_of_every_size_needs_what_its_tokens_need() -> None:
     found = model("bfloat16")
-    each = 110_592 + 4 * 4100 + 3 * 8192
+    each = 135_168 + 4 * 4100 + 3 * 8192
     assert found.pass_bytes(10) - found.pass_bytes(0) == 10 * each
     assert found.needed_bytes(1000) == RESERVED_BYTES + round((found.weight_bytes + 1000 * each) / USABLE)
 
