@@ -145,6 +145,8 @@ class CudaRuntime:
     def close(self) -> None:
         """Give the card's memory back."""
         self._transfers.close()
+        for module in self.decoder.modules():
+            vars(module).pop("forward", None)  # a compiled region and its code hold each other, and what both read
         del self.decoder
         self._card.close()
 

@@ -4,6 +4,8 @@ Everything here is compiled for this machine's CPU by the functions that compile
 is whether its kernels (Triton's) agree as the CPU's do.
 """
 
+import gc
+import weakref
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +28,7 @@ from extract.cuda.packaged_regions import (
     here,
 )
 from extract.cuda.region_variants import layout, regions_of, signature
-from extract.cuda.regions import Region
+from extract.cuda.regions import Region, fuse
 from extract.cuda.runtime import CudaRuntime
 from extract.cuda.trusted_code import CodeNotTrusted, check_trusted, trust
 from extract.engine.contract import COMPILED_FILE
@@ -201,6 +203,21 @@ def test_a_file_that_is_no_code_is_refused(tiny: Tiny, tmp_path: Path) -> None:
     with pytest.raises(CompiledCodeUnreadable) as refused:
         bind_regions(loaded(tiny), path, here(CPU), CPU)
     assert str(refused.value).startswith(f"{path}: the compiled code cannot be used: ")
+
+
+def test_a_closed_runtime_gives_its_memory_back_at_once(tiny: Tiny) -> None:
+    """The next engine may need it before anybody collects what refers to itself."""
+    found = runtime(tiny)
+    fuse(found.decoder.modules(), backend="eager")
+    states(found, ROWS[:2])
+    table = weakref.ref(found.decoder.embed.table)
+    gc.collect()
+    gc.disable()
+    try:
+        found.close()
+        assert table() is None
+    finally:
+        gc.enable()
 
 
 class TestTrust:

@@ -53,8 +53,15 @@ class Ours:
         self.runtime.contract = replace(contract, limits=replace(contract.limits, pass_tokens=tokens))
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Give the memory back; compiled regions refer to each other in circles."""
+        import gc
+
+        import torch
+
         self.runtime.close()
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
 
 def batch_of(rows: Sequence[Any]) -> Any:
