@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from extract import publishing
@@ -51,6 +51,7 @@ def commits(tmp_path):
     return tmp_path / "commits"
 
 
+@settings(deadline=None)
 @given(
     shard=some.integers(0, 10**9),
     rows=some.integers(0, 2**62),
