@@ -175,7 +175,7 @@ def _build_torch(
         probe=Probe(tolerance=0.0, sequences=()),
         measured=Measured(tokens_per_s=0.0),
     )
-    precision = contract.precision.activations
+    precision = contract.precision.described
     say(f"comparing it ({proven.runtime.layout}, {precision}) with the plain model in {plain.dtype}, row by row")
     runtime = proven.open(contract)
     seen = compare(runtime, plain, opened.name)
