@@ -154,15 +154,17 @@ class TestBatches:
         assert file.batch(0).arrow.schema.names == ["row", "outcome", "num_tokens"]
 
     def test_columns_are_not_chosen_where_choosing_would_copy_for_nothing(self, tmp_path):
-        for compression, asked, chosen in (
-            ("none", ["row"], False),
-            ("zstd", ["id", "meta.url", "hidden_states"], False),  # only numbers and token ids are left out
-            ("zstd", ["id", "hidden_states"], True),
-            ("zstd", ["id", "meta.url"], True),
+        for number, (spec, asked, chosen) in enumerate(
+            (
+                (StatesSpec(compression="none"), ["row"], False),  # left out, but not read before it is looked at
+                (StatesSpec(), ["hidden_states"], False),  # texts are nothing beside states of every token
+                (StatesSpec(), ["id", "input_ids"], True),
+                (StatesSpec(kind="last"), ["hidden_state"], True),
+                (StatesSpec(kind="last"), ["id", "meta.url", "hidden_state"], False),
+            )
         ):
-            root = tmp_path / compression / str(len(asked)) / asked[-1]
-            rig.write_output(root, StatesSpec(compression=compression))
-            columns = open_output(root).torch_dataset(asked)._rows.columns
+            rig.write_output(tmp_path / str(number), spec)
+            columns = open_output(tmp_path / str(number)).torch_dataset(asked)._rows.columns
             assert (columns.stored is not None) == chosen
 
     def test_a_column_that_is_not_there_is_refused_with_the_nearest_name(self, tmp_path):

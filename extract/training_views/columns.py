@@ -86,11 +86,14 @@ def _worth_choosing(needed: list[str], schema: pa.Schema, spec: StatesSpec) -> t
     """The columns to read, or `None` for all of them.
 
     Arrow copies the bytes of chosen columns, also of a mapped file. What is not compressed is not even read from the
-    disk until it is looked at; and narrow columns are nothing beside states.
+    disk until it is looked at. What is compressed costs its decompression: worth choosing where states are left out,
+    or texts beside one state a row; beside states of every token, texts are nothing.
     """
     left_out = [schema.field(name) for name in schema.names if name not in needed]
-    narrow = {names.ROW, names.CHUNK, names.OUTCOME, names.NUM_TOKENS, names.NUM_TOKENS_ORIGINAL, names.INPUT_IDS}
-    wide = [field for field in left_out if field.name not in narrow and not _is_number(field.type)]
+    wide = [field for field in left_out if field.name in names.state_columns(spec)]
+    if spec.kind != "tokens":
+        narrow = (names.OUTCOME, names.INPUT_IDS)
+        wide += [field for field in left_out if field.name not in narrow and not _is_number(field.type)]
     return tuple(needed) if wide and spec.compression != "none" else None
 
 

@@ -5,7 +5,9 @@ batches of every file with nothing around them (int8 decoded by the lines of num
 `numpy`, `open_output(...).batches()`; `torch`, `open_output(...).torch_iterable()`, whole batches in the order of the
 source. Touching is a bitwise exclusive or over all bytes: it reads each once, costs little, and must come out the same.
 The binding limit is decompression where the files are compressed, else memory: our part should cost nothing beside it,
-so each ratio to pyarrow should be near 1, 0.9 at least. Files are in the page cache.
+so each ratio to pyarrow should be near 1, 0.9 at least. The exception are batches for torch of files without
+compression: a batch of a fixed number of rows that lies across two record batches is copied, and nothing else that is
+done with states is as fast as the exclusive or that it is measured against. Files are in the page cache.
 
     make bench-read            or: python tests/bench/bench_read_back.py --megabytes 200
 """
