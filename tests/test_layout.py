@@ -54,7 +54,7 @@ HEAVY = {
     "torch": r"engine\.torch_\w+|engine\.(decoder|device|gguf_import|plain|proven)|cpu\.portable\w*"
     r"|shards\.tensors|training_views\.torch_\w+|exporting\.\w+"
     r"|tensorrt\.(card|cuda_card|engine_inputs|executor_runtime|session_runtime)"
-    r"|cuda\.\w+",
+    r"|cuda\.\w+|tuning\.card_memory",
     "numba": r"cpu\.portable\w*",
     "llvmlite": r"cpu\.portable\w*",
     "matplotlib": r"tuning\.plot",
