@@ -100,11 +100,6 @@ def states(found: CudaRuntime, rows: list[list[int]] = ROWS, kind: Any = "tokens
     return as_float32(found.hidden_states(batch(rows), kind))
 
 
-def alone(found: CudaRuntime, rows: list[list[int]] = ROWS) -> Any:
-    """Each row in a batch of its own."""
-    return np.concatenate([states(found, [row]) for row in rows])
-
-
 def positions_of(cu_seqlens: torch.Tensor) -> torch.Tensor:
     """int32 [T]: each token's place in its sequence."""
     lengths = cu_seqlens.diff()
