@@ -33,6 +33,7 @@ from extract.exporting.export import export
 from extract.job import OtherJob, read_job
 from extract.jobs import plan
 from extract.output import open_output
+from extract.records import TokenBatch
 from extract.report import plan_text
 from extract.report_page.gathering import gather
 from extract.reprocessing import respec
@@ -104,6 +105,22 @@ def test_layers_of_every_kind_are_transformers_own_and_the_final_states_are_the_
     final = "hidden_states" if kind == "tokens" else "hidden_state"
     flat = [table.column(final).combine_chunks().flatten() for table in (with_layers, without)]
     assert flat[0].equals(flat[1])
+
+
+@pytest.mark.parametrize("kind", ["tokens", "last", "mean"])
+def test_rows_that_share_a_pass_and_their_tokens_get_each_its_own_layers(engines, kind):
+    runtime = job_rig.runtime(str(engines.engine("llama")))
+    one, other = rig.random_sequences([20, 9])
+    sequences = [[*one, 9], other, one, [*one, 8, 7], other, one]
+
+    def states(*given: list[int]) -> list[np.ndarray]:
+        bounds = np.cumsum([0, *map(len, given)]).astype(np.int32)
+        ids = np.concatenate(given).astype(np.int32)
+        batch = TokenBatch(input_ids=ids, cu_seqlens=bounds, members=np.arange(len(given)))
+        return list(runtime.layer_states(batch, kind, LAYERS))
+
+    alone = [np.concatenate(column) for column in zip(*map(states, sequences), strict=True)]
+    assert rig.relative_error(states(*sequences), alone) <= 1e-6
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [("float16", 1e-3), ("bfloat16", 5e-3), ("int8", 2e-2)])
@@ -576,8 +593,10 @@ def test_a_cast_export_casts_the_layers(half, tmp_path, kind):
     if kind == "hf":
         import datasets
 
-        found = datasets.load_from_disk(str(tmp_path / "to")).with_format("arrow")[3:4].column("layer_2")[0].as_py()
-        assert np.allclose(found, open_output(half).states(3, layer=2), rtol=1e-3)
+        found = datasets.load_from_disk(str(tmp_path / "to")).with_format("arrow")[3:4]
+        for layer in LAYERS:
+            expected = open_output(half).states(3, layer=layer)
+            assert np.allclose(found.column(f"layer_{layer}")[0].as_py(), expected, rtol=1e-3)
 
 
 def test_a_value_of_layers_that_is_no_list_is_refused():
