@@ -27,10 +27,6 @@ COMPILED_FILE = "regions.pt2"
 """Machine code that a build compiled. It follows from the rest of an engine, and no compiler writes it twice alike: it
 is checked like every file, and is no part of the engine's id."""
 
-COMPILED_FILE = "regions.pt2"
-"""Machine code that a build compiled. It follows from the rest of an engine, and no compiler writes it twice alike: it
-is checked like every file, and is no part of the engine's id."""
-
 LARGE_BYTES = 2**30
 """Files from here on are hashed by blocks: one sha256 over 15 GB of weights would take ten seconds at every start."""
 BLOCK_BYTES = 2**26
@@ -107,9 +103,6 @@ class RuntimeIdentity:
     """Threads of a run that names no number; `None` is as many as it may use."""
     tensorrt: str | None = None
     """Version of TensorRT, which alone can read the engine file."""
-    compile: Literal["ahead", "jit", "none"] | None = None
-    """Of the own decoder on a card: how what lies between products is compiled; `None` is at every start, where that
-    can be. ahead: by the build, into `COMPILED_FILE`, for this version of torch alone."""
     compile: Literal["ahead", "jit", "none"] | None = None
     """Of the own decoder on a card: how what lies between products is compiled; `None` is at every start, where that
     can be. ahead: by the build, into `COMPILED_FILE`, for this version of torch alone."""
@@ -334,7 +327,6 @@ class Contract:
         for measured in ("measured", "proof", "fidelity", "probe"):
             del table[measured]
         table["limits"]["memory_bytes"] = None
-        table["files"] = [file for file in table["files"] if file["name"] != COMPILED_FILE]
         table["files"] = [file for file in table["files"] if file["name"] != COMPILED_FILE]
         return digest(_without_nothing(table))
 
