@@ -481,7 +481,8 @@ class TestImports:
         ended = spawn(python="import sys, extract; print(*extract.__all__); print('numpy' in sys.modules, extract.run)")
         names, use = ended.out.splitlines()
         assert names == (
-            "JobSpec build embed export fidelity load_job open_output plan quantize run stream tune verify write_report"
+            "JobSpec Recipe RunSpec SourceSpec StatesSpec TextSpec build embed export fidelity load_job load_runtime "
+            "open_output plan quantize rank_layers run stream tune verify write_report"
         )
         assert use.startswith("False <function run")
 

@@ -59,7 +59,9 @@ def test_0_is_a_command_that_did_what_was_asked(finished, capsys):
 
 class TestInternal:
     def test_1_is_a_bug_and_shows_its_traceback(self):
-        python = "import extract.status, extract.cli; extract.status.status = lambda out: 1 / 0; extract.cli.main()"
+        python = (
+            "import extract.status, extract.cli; extract.status.status = lambda *_, **__: 1 / 0; extract.cli.main()"
+        )
         ended = spawn("status", "out", python=python)
         assert (ended.code, ended.out) == (1, "")
         assert ended.err.startswith("Traceback (most recent call last):\n")
@@ -241,8 +243,8 @@ class TestEngine:
         edit_json(engine / "contract.json", {"device": {**contract["device"], "type": "cuda", "name": "A card"}})
         ended = extract(capsys, "run", *job, "--quiet")
         message = (
-            f"{engine}: this engine needs device cuda, this machine has no CUDA device that torch can use. "
-            "Build an engine for this machine: extract build CHECKPOINT -o ENGINE"
+            f"{engine}: this engine needs device cuda (A card), this machine has no CUDA device that torch can use. "
+            "extract doctor says why. Or build one for this machine: extract build CHECKPOINT -o ENGINE"
         )
         check(ended, 4, message)
 
@@ -315,7 +317,7 @@ class TestRun:
         check_like(extract(capsys, "plan", *job), 8, pattern)
 
     def test_8_is_running_out_of_memory(self, capsys, monkeypatch):
-        def status(out: Path) -> None:
+        def status(out: Path, **options: object) -> None:
             raise MemoryError
 
         monkeypatch.setattr("extract.status.status", status)
@@ -346,7 +348,7 @@ class TestRun:
         assert extract(capsys, "run", *job).code == 0
 
     def test_130_is_an_interrupt_of_any_other_command(self, capsys, monkeypatch):
-        def status(out: Path) -> None:
+        def status(out: Path, **options: object) -> None:
             raise KeyboardInterrupt
 
         monkeypatch.setattr("extract.status.status", status)

@@ -14,7 +14,9 @@ from extract.engine.contract import Device, EngineDoesNotFit
 from extract.tensorrt.card import Card
 
 GIB = 2**30
-BUILD_HERE = "Build an engine for this card: extract build CHECKPOINT -o ENGINE"
+BUILD = "extract build CHECKPOINT -o ENGINE"
+BUILD_HERE = f"Build an engine for this card: {BUILD}"
+SAYS_WHY = "extract doctor says why."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +69,7 @@ def choose_card(cards: list[VisibleCard], wanted: Device | None, path: object) -
             expected="cuda" if wanted is None else f"cuda ({wanted.name})",
             found="no CUDA device that torch can use"
             + ("" if visible is None else f" (CUDA_VISIBLE_DEVICES is {visible!r})"),
-            advice="extract doctor says why.",
+            advice=SAYS_WHY if wanted is None else f"{SAYS_WHY} Or build one for this machine: {BUILD}",
         )
     different = [(card, difference) for card in cards if (difference := _difference(card.device, wanted))]
     if len(different) == len(cards):

@@ -38,7 +38,7 @@ def test_the_first_card_of_the_kind_is_taken() -> None:
 
 @pytest.mark.parametrize(("found", "message"), [
     ([], "engine: this engine needs device cuda (NVIDIA H100 80GB HBM3), this machine has no CUDA device that torch "
-         "can use. extract doctor says why."),
+         "can use. extract doctor says why. Or build one for this machine: extract build CHECKPOINT -o ENGINE"),
     ([A100], "engine: this engine needs compute capability 9.0, this machine has 8.0. Build an engine for this card: "
              "extract build CHECKPOINT -o ENGINE"),
     ([MIG], "engine: this engine needs card NVIDIA H100 80GB HBM3, this machine has NVIDIA H100 80GB HBM3 MIG 3g.40gb. "
