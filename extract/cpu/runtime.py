@@ -6,7 +6,6 @@ the precision, because the residual stream and the final norm are.
 
 import os
 from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import cast
 
@@ -14,13 +13,14 @@ import numpy as np
 
 from extract.cpu.architecture import Architecture, read_architecture
 from extract.cpu.decoder import Exceptions, PackedDecoder
+from extract.cpu.engine_check import check_engine
 from extract.cpu.implementations import Choice, kernels_together
 from extract.cpu.kernels import HIGH, Float32, Kernels, Precision
 from extract.cpu.linear_names import linears_of, nearest
 from extract.cpu.mapped_weights import WeightsFile
 from extract.cpu.pass_plan import MAX_KEPT, plan_pass
-from extract.cpu.weights import WEIGHTS_FILE, open_weights, tensor_shapes
-from extract.engine.contract import Contract, EngineChanged, OutputDiffers, PassOutOfMemory
+from extract.cpu.weights import WEIGHTS_FILE, open_weights
+from extract.engine.contract import Contract, PassOutOfMemory
 from extract.errors import EngineRefused
 from extract.records import Int32, States, TokenBatch
 from extract.spec import OutputKind
@@ -115,8 +115,7 @@ def open_files(directory: Path, contract: Contract) -> tuple[Architecture, Weigh
     """What an engine directory holds, checked against its contract."""
     architecture = read_architecture(directory)
     weights = open_weights(directory / WEIGHTS_FILE)
-    _check_names(directory, weights.names, tensor_shapes(architecture).keys())
-    _check_output(directory, contract, architecture)
+    check_engine(directory, contract, architecture, weights, "float32")
     return architecture, weights
 
 
@@ -165,19 +164,3 @@ def _arithmetic(
         raise NoSuchLinear(path=directory, name=f'"{name}"', known=nearest(name, num_layers)) from None
     kernels, high = kernels_together((precision, HIGH), micro_batch=micro_batch, choice=choice)
     return kernels, Exceptions(kernels=high, linears=linears)
-
-
-def _check_names(directory: Path, found: AbstractSet[str], expected: AbstractSet[str]) -> None:
-    for field, names in (("missing keys", expected - found), ("unexpected keys", found - expected)):
-        if names:
-            raise EngineChanged(
-                path=directory, name=WEIGHTS_FILE, field=field, found=sorted(names)[:3], expected="none"
-            )
-
-
-def _check_output(directory: Path, contract: Contract, architecture: Architecture) -> None:
-    seen = {"module": "norm", "width": architecture.hidden_size, "dtype": "float32"}
-    for field, found in seen.items():
-        expected = getattr(contract.output, field)
-        if found != expected:
-            raise OutputDiffers(path=directory, field=field, found=found, expected=expected)

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from extract.cpu.architecture import Architecture, read_architecture
-from extract.cpu.weights import WEIGHTS_FILE, open_weights, tensor_shapes
+from extract.cpu.engine_check import check_engine
+from extract.cpu.weights import WEIGHTS_FILE, open_weights
 from extract.cuda.ahead_of_time import compile_regions, seen_variants
 from extract.cuda.attention import choose_backend
 from extract.cuda.cards import BUILD_HERE, check_room, choose_card, free_memory, take_card, visible_cards
@@ -29,7 +30,6 @@ from extract.engine.contract import (
     EngineChanged,
     EngineDoesNotFit,
     Limits,
-    OutputDiffers,
     describe_file,
 )
 from extract.records import TokenBatch
@@ -152,8 +152,8 @@ def open_cuda_runtime(
     if how == "ahead":
         _check_code(directory, code)
     weights = open_weights(directory / WEIGHTS_FILE)
-    _check_names(directory, set(weights.names), set(tensor_shapes(architecture)))
-    _check_output(directory, contract, architecture, precision)
+    dtype = str(COMPUTED[precision]).removeprefix("torch.")
+    check_engine(directory, contract, architecture, weights, dtype)
     decoder = load_decoder(
         architecture,
         weights,
@@ -214,19 +214,3 @@ def can_fuse() -> bool:
     from torch.utils._triton import has_triton
 
     return bool(has_triton())
-
-
-def _check_names(directory: Path, found: set[str], expected: set[str]) -> None:
-    for field, names in (("missing keys", expected - found), ("unexpected keys", found - expected)):
-        if names:
-            raise EngineChanged(
-                path=directory, name=WEIGHTS_FILE, field=field, found=sorted(names)[:3], expected="none"
-            )
-
-
-def _check_output(directory: Path, contract: Contract, architecture: Architecture, precision: Precision) -> None:
-    dtype = str(COMPUTED[precision]).removeprefix("torch.")
-    for field, found in {"module": "norm", "width": architecture.hidden_size, "dtype": dtype}.items():
-        expected = getattr(contract.output, field)
-        if found != expected:
-            raise OutputDiffers(path=directory, field=field, found=found, expected=expected)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from test_packed_decoder import LONGEST, ROWS, Tiny, joined
 
-from extract.cpu.architecture import Architecture
+from extract.cpu.architecture import Architecture, LayerKind, Rotary
 from extract.cpu.weights import open_weights
 from extract.cuda.decoder import PackedDecoder
 from extract.cuda.host_card import HostCard
@@ -29,6 +29,22 @@ from extract.engine.contract import Precision as Types
 from extract.records import TokenBatch
 from extract.shards.values import as_float32
 from extract.tensorrt.card import Card
+
+LLAMA_8B = Architecture(
+    family="llama",
+    vocab_size=128_256,
+    hidden_size=4096,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    intermediate_size=14_336,
+    norm_eps=1e-5,
+    activation="silu",
+    attention_scale=128**-0.5,
+    layers=(LayerKind(rotary=0),) * 32,
+    rotary=(Rotary(inv_freq=(1.0,) * 64),),
+)
+"""Llama 3.1 8B: for arithmetic, not to be computed."""
 
 PASS = 200
 """Tokens of a pass: a third of all."""

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
+from cuda_rig import LLAMA_8B
 
-from extract.cpu.architecture import Architecture, LayerKind, Rotary
 from extract.cuda.memory import MemoryModel, memory_model
 from extract.cuda.opening import LEFT_ALONE
 from extract.engine.recipe import load_recipe
@@ -14,25 +14,9 @@ GB = 10**9
 CARDS = (16, 24, 32, 48, 80, 141)
 RECIPES = sorted((Path(__file__).parents[2] / "engines" / "llama-8b").glob("*-cuda-*gb.toml"))
 
-LLAMA = Architecture(
-    family="llama",
-    vocab_size=128_256,
-    hidden_size=4096,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    intermediate_size=14_336,
-    norm_eps=1e-5,
-    activation="silu",
-    attention_scale=128**-0.5,
-    layers=(LayerKind(rotary=0),) * 32,
-    rotary=(Rotary(inv_freq=(1.0,) * 64),),
-)
-"""Llama 3.1 8B."""
-
 
 def model_of(precision: str) -> MemoryModel:
-    return memory_model(LLAMA, precision, backend="varlen", max_positions=128, fused=True)
+    return memory_model(LLAMA_8B, precision, backend="varlen", max_positions=128, fused=True)
 
 
 def gigabytes(path: Path) -> int:

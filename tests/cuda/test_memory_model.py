@@ -4,10 +4,9 @@ import dataclasses
 
 import pytest
 import torch
-from cuda_rig import loaded, positions_of
+from cuda_rig import LLAMA_8B, loaded, positions_of
 from test_packed_decoder import RICH, ROWS, Tiny, case_name, joined, written
 
-from extract.cpu.architecture import Architecture, LayerKind, Rotary
 from extract.cuda.memory import (
     LARGEST_PASS,
     MAX_ELEMENTS,
@@ -20,22 +19,6 @@ from extract.cuda.memory import (
 )
 
 rich = pytest.fixture(scope="module", params=RICH, ids=case_name, name="rich")(written)
-
-LLAMA_8B = Architecture(
-    family="llama",
-    vocab_size=128_256,
-    hidden_size=4096,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    intermediate_size=14_336,
-    norm_eps=1e-5,
-    activation="silu",
-    attention_scale=128**-0.5,
-    layers=(LayerKind(rotary=0),) * 32,
-    rotary=(Rotary(inv_freq=(1.0,) * 64),),
-)
-"""Llama 3 8B."""
 
 
 def model(precision: str, **options: object) -> MemoryModel:
