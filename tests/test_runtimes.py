@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from extract.engine.contract import (
     NotAnEngine,
     OutputDiffers,
     PassOutOfMemory,
+    SequenceTooLong,
     read_contract,
 )
 from extract.engine.device import CPU_LEVELS, computes_in, this_device
@@ -103,6 +105,14 @@ def test_the_head_is_not_in_memory(engines: Engines):
     assert type(model).__name__ == "LlamaModel"
 
 
+def test_a_sequence_longer_than_the_tables_of_our_own_decoder_is_refused(engines: Engines):
+    loaded = runtime(str(engines.engine("llama")))
+    longest = loaded.contract.limits.max_input_tokens
+    assert len(loaded.hidden_states(batch_of([[5] * longest]), "last")) == 1
+    with pytest.raises(SequenceTooLong, match=rf"^a sequence of {longest + 1} tokens was given to an engine for"):
+        loaded.hidden_states(batch_of([[5] * 3, [5] * (longest + 1)]), "last")
+
+
 @pytest.mark.parametrize(
     ("decoder", "error"),
     [
@@ -119,11 +129,11 @@ def test_a_pass_that_does_not_fit_says_how_large_it_was(engines: Engines, monkey
     def full(*arguments):
         raise error
 
-    monkeypatch.setattr(loaded._decoder, "states", full)
+    monkeypatch.setattr(loaded._decoder, "layer_states", full)
     with pytest.raises(PassOutOfMemory) as refused:
-        loaded.hidden_states(batch_of([[5] * 1000, [6] * 234]), "tokens")
+        loaded.hidden_states(batch_of([[5] * 24, [6] * 10] * 36 + [[5] * 10]), "tokens")
     assert str(refused.value) == (
-        f"a forward pass of 1,234 tokens in 2 sequences ran out of memory on {loaded.contract.device.name}. "
+        f"a forward pass of 1,234 tokens in 73 sequences ran out of memory on {loaded.contract.device.name}. "
         "Run again with a smaller --max-tokens."
     )
     assert refused.value.exit_code == 8
@@ -135,7 +145,7 @@ def test_another_error_of_a_pass_is_not_taken_for_a_lack_of_memory(engines: Engi
     def broken(*arguments):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
-    monkeypatch.setattr(loaded._decoder, "pooled", broken)
+    monkeypatch.setattr(loaded._decoder, "layer_states", broken)
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         loaded.hidden_states(batch_of([[5]]), "last")
 
@@ -158,23 +168,25 @@ def test_an_engine_for_a_card_is_refused_without_one(engine, monkeypatch):
     with pytest.raises(EngineDoesNotFit) as error:
         load_runtime(engine)
     assert str(error.value) == (
-        f"{engine}: this engine needs device cuda, this machine has no CUDA device that torch can use. "
-        "Build an engine for this machine: extract build CHECKPOINT -o ENGINE"
+        f"{engine}: this engine needs device cuda (H200), this machine has no CUDA device that torch can use. "
+        "extract doctor says why. Or build one for this machine: extract build CHECKPOINT -o ENGINE"
     )
     assert error.value.exit_code == 4
 
 
 def test_an_engine_for_another_card_is_refused(engine, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    facts = SimpleNamespace(name="A100", major=8, minor=0, multi_processor_count=108, total_memory=80 * 2**30)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: facts)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "A100")
     edit_contract(engine, device={"type": "cuda", "name": "H200", "compute_capability": "9.0"})
     with pytest.raises(EngineDoesNotFit) as error:
         load_runtime(engine)
-    assert str(error.value) == (
-        f"{engine}: this engine needs compute capability 9.0, this machine has 8.0. "
-        "Build an engine for this machine: extract build CHECKPOINT -o ENGINE"
-    )
+    said = str(error.value)
+    assert said.startswith(f"{engine}: this engine needs compute capability 9.0, this machine has 8.0. Build an engine")
+    assert said.endswith(": extract build CHECKPOINT -o ENGINE")
 
 
 @pytest.mark.parametrize("needed", ["avx512_bf16", "aarch64"])

@@ -20,7 +20,7 @@ from extract.cpu.linear_names import linears_of, nearest
 from extract.cpu.mapped_weights import WeightsFile
 from extract.cpu.pass_plan import MAX_KEPT, plan_pass
 from extract.cpu.weights import WEIGHTS_FILE, open_weights
-from extract.engine.contract import Contract, PassOutOfMemory
+from extract.engine.contract import Contract, PassOutOfMemory, check_lengths
 from extract.errors import EngineRefused
 from extract.records import Int32, States, TokenBatch
 from extract.spec import OutputKind
@@ -59,6 +59,7 @@ class CpuRuntime:
 
     def layer_states(self, batch: TokenBatch, kind: OutputKind, layers: Sequence[int]) -> tuple[States, ...]:
         """The same, then those after each of `layers`; see `LayerRuntime.layer_states`."""
+        check_lengths(batch, self.contract.limits)
         try:
             plan = plan_pass(
                 batch.input_ids,

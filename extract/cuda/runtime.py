@@ -15,7 +15,7 @@ import torch
 from extract.cuda.decoder import PackedDecoder
 from extract.cuda.passes import Pass, plan_batch
 from extract.cuda.transfers import Target, Transfers
-from extract.engine.contract import Contract, PassOutOfMemory, Pending
+from extract.engine.contract import Contract, PassOutOfMemory, Pending, check_lengths
 from extract.records import Int32, Int64, States, TokenBatch, UInt8
 from extract.spec import OutputKind
 from extract.tensorrt.card import Card
@@ -114,6 +114,7 @@ class CudaRuntime:
         *,
         share: bool,
     ) -> Submitted:
+        check_lengths(batch, self.contract.limits)
         plan = plan_batch(batch.input_ids, batch.cu_seqlens, kind, pass_tokens=self.pass_tokens, share=share)
         place: Int64 | slice = slice(None) if rows is None else rows
         outputs = into

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
+import numpy as np
+
 from extract.canonical import blocks_digest, canonical_json, digest, file_digest
 from extract.errors import EngineRefused, ExtractError
 from extract.records import Int64, States, TokenBatch
@@ -421,6 +423,26 @@ class PassOutOfMemory(ExtractError):
         "a forward pass of {tokens} tokens in {sequences} sequences ran out of memory on {device}. "
         "Run again with a smaller --max-tokens."
     )
+
+
+class SequenceTooLong(EngineRefused):
+    """A pass with a longer sequence than the engine was built for: its tables and buffers end there."""
+
+    template = (
+        "a sequence of {found:,} tokens was given to an engine for {expected:,} at most. "
+        "Cut it, or build the engine with --max-input-tokens {found}."
+    )
+
+
+def check_lengths(batch: TokenBatch, limits: Limits) -> None:
+    """Ask before a decoder of our own computes: it trusts its plan.
+
+    Raises:
+        SequenceTooLong: a sequence is longer than `limits.max_input_tokens`.
+    """
+    longest = int(np.diff(batch.cu_seqlens).max(initial=0))
+    if longest > limits.max_input_tokens:
+        raise SequenceTooLong(found=longest, expected=limits.max_input_tokens)
 
 
 def layer_states(runtime: Runtime, batch: TokenBatch, kind: OutputKind, layers: Sequence[int]) -> tuple[States, ...]:

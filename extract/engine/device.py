@@ -20,13 +20,14 @@ FP8_CAPABILITY = 8.9
 BUILD_FOR_CPU = "Build for the CPU: --device cpu"
 
 
-def this_device(kind: str, asked_by: object = "recipe", advice: str = BUILD_FOR_CPU) -> Device:
+def this_device(kind: str, asked_by: object = "recipe", advice: str = BUILD_FOR_CPU, needed: str = "cuda") -> Device:
     """The device of this machine: "cpu", "cuda", or "auto" for a card where there is one.
 
     Args:
         kind: as a recipe or a contract names it.
         asked_by: what needs it, for the message.
         advice: what to do without it, for the message.
+        needed: the card that is asked for, for the message.
 
     Raises:
         EngineDoesNotFit: "cuda" without a usable card.
@@ -41,7 +42,7 @@ def this_device(kind: str, asked_by: object = "recipe", advice: str = BUILD_FOR_
         raise EngineDoesNotFit(
             path=asked_by,
             field="device",
-            expected="cuda",
+            expected=needed,
             found="no CUDA device that torch can use",
             advice=advice,
         )
@@ -89,8 +90,10 @@ def check_device(path: Path, contract: Contract) -> None:
         EngineDoesNotFit: with found, expected and what to do.
     """
     needed = contract.device
-    advice = "Build an engine for this machine: extract build CHECKPOINT -o ENGINE"
-    here = this_device(needed.type, path, advice)
+    build = "extract build CHECKPOINT -o ENGINE"
+    advice = f"Build an engine for this machine: {build}"
+    no_card = f"extract doctor says why. Or build one for this machine: {build}"
+    here = this_device(needed.type, path, no_card, f"cuda ({needed.name})")
     if needed.type == "cuda" and here.compute_capability != needed.compute_capability:
         raise EngineDoesNotFit(
             path=path,

@@ -244,6 +244,7 @@ FACTS: dict[str, dict[str, Any]] = {
         "found": "cpu",
         "advice": "Build one for this machine.",
     },
+    "engine.contract.SequenceTooLong": {"found": 1024, "expected": 128},
     "engine.contract.OutputDiffers": {"path": "engine", "field": "width", "found": 64, "expected": 128},
     "engine.decoder.CannotLoad": {"path": "checkpoint", "version": "5.24.0", "reason": "hidden_size is missing"},
     "engine.decoder.NonFiniteWeights": {
