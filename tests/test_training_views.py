@@ -379,13 +379,13 @@ class TestWorkers:
         batches = open_output(many[0]).torch_iterable(shuffle=shuffle, batch_size=7, lanes=6)
         alone = list(batches)
         for workers in (1, 2, 3):
-            found = list(DataLoader(batches, batch_size=None, num_workers=workers))
+            found = list(DataLoader(batches, batch_size=None, num_workers=workers, timeout=120))
             assert len(found) == len(alone) == len(batches)
             assert all(same(one, other) for one, other in zip(found, alone, strict=True))
 
     def test_the_workers_of_a_rank_share_the_batches_of_that_rank(self, many):
         batches = open_output(many[0]).torch_iterable(shuffle=True, batch_size=7, lanes=4, rank=1, world_size=2)
-        assert rows_of(DataLoader(batches, batch_size=None, num_workers=2)) == rows_of(batches)
+        assert rows_of(DataLoader(batches, batch_size=None, num_workers=2, timeout=120)) == rows_of(batches)
 
     def test_workers_that_stay_see_the_next_epoch(self, many):
         batches = open_output(many[0]).torch_iterable(shuffle=True, batch_size=20)
@@ -393,7 +393,7 @@ class TestWorkers:
         for epoch in range(3):
             batches.set_epoch(epoch)
             expected.append(rows_of(batches))
-        loader = DataLoader(batches, batch_size=None, num_workers=2, persistent_workers=True)
+        loader = DataLoader(batches, batch_size=None, num_workers=2, timeout=120, persistent_workers=True)
         for epoch in (2, 0, 1):
             batches.set_epoch(epoch)
             assert rows_of(loader) == expected[epoch]
@@ -402,7 +402,7 @@ class TestWorkers:
         batches = open_output(many[0]).torch_iterable(batch_size=50)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            assert len(rows_of(DataLoader(batches, batch_size=None, num_workers=2))) == 3
+            assert len(rows_of(DataLoader(batches, batch_size=None, num_workers=2, timeout=120))) == 3
         message = (
             "each record batch is decompressed by 2 of 2 workers: lanes is 1, which is no multiple of 2. With lanes=2 "
             "each is decompressed once; the order of batches changes."
@@ -417,14 +417,19 @@ class TestWorkers:
         batches = open_output(root).torch_iterable(shuffle=True, batch_size=7)
         alone = rows_of(batches)
         loader = DataLoader(
-            batches, batch_size=None, num_workers=2, multiprocessing_context="spawn", persistent_workers=True
+            batches,
+            batch_size=None,
+            num_workers=2,
+            timeout=120,
+            multiprocessing_context="spawn",
+            persistent_workers=True,
         )
         assert rows_of(loader) == alone
         batches.set_epoch(1)
         assert rows_of(loader) == rows_of(batches) != alone
         data = open_output(root).torch_dataset()
         data[3]  # what is open here stays here
-        options = {"num_workers": 1, "multiprocessing_context": "spawn"}
+        options = {"num_workers": 1, "timeout": 120, "multiprocessing_context": "spawn"}
         found = flat(rows_of(DataLoader(data, batch_size=9, collate_fn=data.collate, **options)))
         assert found == with_states(expected)
 
@@ -473,7 +478,7 @@ class TestDataset:
         root, expected = many
         data = open_output(root).torch_dataset()
         data[0]  # opens a file here
-        loader = DataLoader(data, batch_size=8, shuffle=True, collate_fn=data.collate, num_workers=2)
+        loader = DataLoader(data, batch_size=8, shuffle=True, collate_fn=data.collate, num_workers=2, timeout=120)
         assert sorted(flat(rows_of(loader))) == with_states(expected)
 
     def test_a_worker_that_was_forked_opens_files_of_its_own(self, many, monkeypatch):

@@ -40,9 +40,10 @@ def test_a_forked_worker_is_refused_and_says_what_to_do(outputs):
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_started_afresh_fetches_for_itself(outputs):
+def test_a_worker_that_is_started_afresh_fetches_for_itself(outputs, monkeypatch):
     here, there = outputs
     batches = there.torch_iterable(batch_size=4)
-    loader = DataLoader(batches, batch_size=None, num_workers=1, multiprocessing_context="spawn")
+    monkeypatch.setenv("TMPDIR", "/tmp")  # torch's workers put sockets there, whose names must be short
+    loader = DataLoader(batches, batch_size=None, num_workers=1, timeout=120, multiprocessing_context="spawn")
     found = [batch["row"].tolist() for batch in loader]
     assert found == [batch["row"].tolist() for batch in here.torch_iterable(batch_size=4)]
