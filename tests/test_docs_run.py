@@ -91,7 +91,9 @@ def test_every_target_of_export_has_its_section_and_its_loader():
     from extract.exporting import TARGETS, target_class
 
     page = page_rig.read("docs/exporting.md")
-    programs = [block.text.strip() for block in page_rig.blocks(page) if block.language == "python"]
+    programs = [
+        block.text.strip().replace("\n\n", "\n") for block in page_rig.blocks(page) if block.language == "python"
+    ]
     for kind in TARGETS:
         assert kind in page_rig.headings(page)
         reading = target_class(kind).reading.partition("  #")[0].format(path=f"out-{kind}")

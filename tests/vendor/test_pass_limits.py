@@ -40,7 +40,11 @@ QWEN = {
 }
 MODELS = {"llama": LLAMA, "qwen": QWEN}
 CARDS = (16, 24, 32, 80, 141)
-RECIPES = sorted((Path(__file__).parents[2] / "engines" / "llama-8b").glob("*.toml"))
+RECIPES = sorted(
+    path
+    for path in (Path(__file__).parents[2] / "engines" / "llama-8b").glob("*.toml")
+    if load_recipe(path).runtime == "tensorrt-llm"
+)
 
 
 def shape_of(model, weights="bfloat16", **changes):

@@ -16,7 +16,7 @@ import torch
 from vendor_rig import StandInCard, batch_of, left_behind, recipe, vendor
 
 from extract.engine.builder import OutputExists, RecipeDoesNotFit, build
-from extract.engine.contract import EngineDoesNotFit, read_contract
+from extract.engine.contract import EngineDoesNotFit, Precision, read_contract
 from extract.engine.row_trial import RowsTouch
 from extract.engine.runtimes import load_runtime
 from extract.engine.tensorrt_builder import CardTooSmall, QuantiseFirst, VendorPrecision
@@ -146,7 +146,7 @@ class TestEngines:
 
     def test_precision_is_the_recipes(self, vendor_engines):
         contract = read_contract(vendor_engines.engine(dtype="bfloat16"))
-        assert dataclasses.asdict(contract.precision) == dict.fromkeys(("weights", "activations", "output"), "bfloat16")
+        assert contract.precision == Precision(weights="bfloat16", activations="bfloat16", output="bfloat16")
         assert 1e-4 < contract.fidelity.rel_error_max < 0.1
 
 
