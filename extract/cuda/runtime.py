@@ -16,6 +16,7 @@ from extract.cuda.decoder import PackedDecoder
 from extract.cuda.passes import Pass, plan_batch
 from extract.cuda.transfers import Target, Transfers
 from extract.engine.contract import Contract, PassOutOfMemory, Pending, check_lengths
+from extract.engine.torch_memory import is_out_of_memory
 from extract.records import Int32, Int64, States, TokenBatch, UInt8
 from extract.spec import OutputKind
 from extract.tensorrt.card import Card
@@ -126,10 +127,8 @@ class CudaRuntime:
             for place_of_pass, one in enumerate(plan.passes):
                 flag = Target(finite, slice(place_of_pass, place_of_pass + 1))
                 number = self._start(one, kind, tuple(layers), outputs, place, flag)
-        except (torch.OutOfMemoryError, MemoryError) as error:
-            raise self._out_of_memory(batch) from error
-        except RuntimeError as error:
-            if "out of memory" not in str(error) and "can't allocate memory" not in str(error):
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
                 raise
             raise self._out_of_memory(batch) from error
         return Submitted(

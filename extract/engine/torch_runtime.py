@@ -23,6 +23,7 @@ from extract.engine.contract import (
 from extract.engine.probe import Float32
 from extract.engine.torch_decoder import PROBE_IDS, TorchDecoder, vocab_size
 from extract.engine.torch_final_norm import find_final_norm
+from extract.engine.torch_memory import is_out_of_memory
 from extract.records import States, TokenBatch
 from extract.spec import OutputKind
 
@@ -52,8 +53,8 @@ class TorchRuntime:
         try:
             found = self._decoder.layer_states(input_ids, batch.cu_seqlens, kind, layers)
             return tuple(_as_numpy(states) for states in found)
-        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error):
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
                 raise
             raise PassOutOfMemory(
                 tokens=f"{batch.num_tokens:,}", sequences=f"{batch.num_sequences:,}", device=self.contract.device.name
@@ -168,8 +169,3 @@ def _as_numpy(states: torch.Tensor) -> States:
     if states.dtype == torch.bfloat16:
         return states.view(torch.uint16).numpy()
     return states.numpy()
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    text = str(error)
-    return not isinstance(error, RuntimeError) or "out of memory" in text or "can't allocate memory" in text
