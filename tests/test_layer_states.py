@@ -209,7 +209,7 @@ def taken(model: nn.Module, name: str, kind: Any = "tokens") -> list[list[np.nda
         bounds = np.cumsum([0, *map(len, some)])
         ids = torch.tensor(np.concatenate(some))
         states = found.layer_states(ids, bounds, kind, layers)
-        plain = found.states(ids, bounds) if kind == "tokens" else found.pooled(ids, bounds, kind)
+        plain = found.layer_states(ids, bounds, kind, ())[0]
         assert torch.equal(states[0], plain)
         assert torch.equal(found.layer_states(ids, bounds, kind, [1])[1], states[2])
         cuts = bounds[1:-1] if kind == "tokens" else len(some)

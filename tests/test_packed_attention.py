@@ -210,9 +210,9 @@ def test_pooled_states_are_each_rows_own(kind, layout):
     pool = {"last": lambda state: state[-1], "first": lambda state: state[0], "mean": lambda state: state.mean(0)}[kind]
     decoder = TorchDecoder(model, layout=layout)
     if layout == "packed":
-        found = decoder.pooled(torch.cat(rows), bounds_of(rows), kind)
+        found = decoder.layer_states(torch.cat(rows), bounds_of(rows), kind, ())[0]
     else:
-        found = torch.cat([decoder.pooled(row, [0, len(row)], kind) for row in rows])
+        found = torch.cat([decoder.layer_states(row, [0, len(row)], kind, ())[0] for row in rows])
     decoder.close()
     assert found.shape == (5, 64)
     assert max(error(one, pool(other)) for one, other in zip(found, expected, strict=True)) < 3e-6
@@ -222,7 +222,7 @@ def test_means_are_accumulated_in_float32():
     model = small_model("llama").bfloat16()
     decoder = TorchDecoder(model, layout="packed")
     rows = rows_of(64, 64, 9)
-    found = decoder.pooled(torch.cat(rows), bounds_of(rows), "mean")
+    found = decoder.layer_states(torch.cat(rows), bounds_of(rows), "mean", ())[0]
     states = decoder.states(torch.cat(rows), bounds_of(rows)).split([64, 64, 9])
     decoder.close()
     assert found.dtype == torch.float32

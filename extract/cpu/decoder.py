@@ -122,6 +122,9 @@ class PackedDecoder:
         threads: how many micro-batches run at once.
         max_kept: most tokens of a pass that are computed before the others and kept.
         exceptions: linears of another precision; the residual stream is float32 between all of them.
+
+    Attributes:
+        layers: what a pass runs; other packings of this decoder's layers may take their place between passes.
     """
 
     def __init__(
@@ -145,7 +148,7 @@ class PackedDecoder:
         self._rotary = [rotary_table(rotary.inv_freq, rotary.scaling, max_positions) for rotary in architecture.rotary]
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="extract-decoder", initializer=kernels.enter_thread)
         self._other = None if exceptions is None else exceptions.kernels
-        self._layers = self.packed(weights, frozenset() if exceptions is None else exceptions.linears)
+        self.layers = self.packed(weights, frozenset() if exceptions is None else exceptions.linears)
         rows = max(micro_batch, max_positions)
         self._spaces = [Workspace(architecture, kernels, self._other, rows) for _ in range(threads)]
         self._kept_space = Workspace(architecture, kernels, self._other, max(rows, max_kept)) if max_kept else None
@@ -155,15 +158,6 @@ class PackedDecoder:
     def close(self) -> None:
         """End the threads."""
         self._pool.shutdown()
-
-    @property
-    def layers(self) -> list[Layer]:
-        """What a pass runs; the weights of other layers of this decoder's may take their place between passes."""
-        return self._layers
-
-    @layers.setter
-    def layers(self, layers: list[Layer]) -> None:
-        self._layers = layers
 
     def packed(self, weights: WeightsFile, others: AbstractSet[str]) -> list[Layer]:
         """All layers, packed with the linears `others` in the precision of the exceptions."""
@@ -201,15 +195,15 @@ class PackedDecoder:
         n = len(batch.input_ids)
         self.kernels.embed(self._embedding, batch.input_ids, self.architecture.embedding_scale, space.x)
         out.take(0, batch, space.x)
-        for number, layer in enumerate(self._layers[:-1]):
+        for number, layer in enumerate(self.layers[:-1]):
             self._attend(layer, batch, space, number, keep=keep)
             self._feed_forward(layer, n, space)
             out.take(number + 1, batch, space.x)
-        n = self._attend_last(self._layers[-1], batch, space, keep=keep)
-        self._feed_forward(self._layers[-1], n, space)
+        n = self._attend_last(self.layers[-1], batch, space, keep=keep)
+        self._feed_forward(self.layers[-1], n, space)
         own = slice(batch.first_output, batch.first_output + n)
-        if len(self._layers) in out.layers:
-            out.layers[len(self._layers)][own] = space.x[:n]
+        if len(self.layers) in out.layers:
+            out.layers[len(self.layers)][own] = space.x[:n]
         self.kernels.final_norm(space.x, n, self._final_norm, out.final[own])
 
     def _attend(self, layer: Layer, batch: MicroBatch, space: Workspace, number: int, *, keep: bool) -> None:
@@ -227,7 +221,7 @@ class PackedDecoder:
 
     def _attend_last(self, layer: Layer, batch: MicroBatch, space: Workspace, *, keep: bool) -> int:
         """Keys and values of all tokens, but queries and all that follows only of the wanted ones; returns how many."""
-        kernels, n, number = self.kernels, len(batch.input_ids), len(self._layers) - 1
+        kernels, n, number = self.kernels, len(batch.input_ids), len(self.layers) - 1
         assert layer.query is not None and layer.key_value is not None
         read = self._read(layer.attention_norm, n, layer.key_value, space)
         kernels.project(read, n, layer.key_value, space.key_value)
@@ -283,7 +277,7 @@ class PackedDecoder:
         """Room for the keys and values of `rows` kept tokens in every layer."""
         if rows > self._kept_rows:
             width = 2 * self.architecture.kv_width
-            self._kept = [self.kernels.heads(rows, width) for _ in self._layers]
+            self._kept = [self.kernels.heads(rows, width) for _ in self.layers]
             self._kept_rows = rows
 
     def _pack(self, weights: WeightsFile, number: int, others: AbstractSet[str]) -> Layer:

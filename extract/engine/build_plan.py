@@ -141,8 +141,9 @@ def _torch(checkpoint: str | Path, recipe: Recipe, revision: str | None, allow_p
 
     hidden = number(HIDDEN_SIZES)
     own = recipe.decoder != "transformers" and recipe.layout != "dense" and dtype != "float16"
-    max_tokens = recipe.max_tokens or MAX_TOKENS["own" if own and device.type == "cpu" else device.type]
-    per_state = 4 if own and device.type == "cpu" else STATE_BYTES.get(dtype, 2)
+    own_on_cpu = own and device.type == "cpu"
+    max_tokens = recipe.max_tokens or MAX_TOKENS["own" if own_on_cpu else device.type]
+    per_state = 4 if own_on_cpu else STATE_BYTES.get(dtype, 2)
     stored = STATE_BYTES.get(opened.dtype, 4)
     weights = opened.decoder_bytes // stored * STATE_BYTES.get(dtype, 1)
     plan = BuildPlan(

@@ -9,6 +9,7 @@ project the norm's output before they return it.
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from typing import Any, Literal, cast
 
@@ -20,7 +21,7 @@ from extract.engine.torch_attention import PACKED_ATTENTION, register_packed_att
 from extract.engine.torch_final_norm import FinalNorm, family_of, find_final_norm, first_tensor, last_hidden_state
 from extract.engine.torch_layers import DecoderLayers, find_decoder_layers
 from extract.engine.torch_packed_pass import Boundaries, Group, groups_of, packed_pass
-from extract.engine.torch_pooling import PooledKind, pool
+from extract.engine.torch_pooling import pool
 from extract.errors import EngineRefused
 from extract.records import Int64
 from extract.spec import OutputKind
@@ -106,16 +107,12 @@ class TorchDecoder:
         return self._states(input_ids, _as_array(cu_seqlens))
 
     @torch.inference_mode()
-    def pooled(self, input_ids: torch.Tensor, cu_seqlens: Boundaries, kind: PooledKind) -> torch.Tensor:
-        """[B, H]: the last or first token's state, or the mean over each sequence (accumulated in float32, float32)."""
-        bounds = _as_array(cu_seqlens)
-        return pool(self._states(input_ids, bounds), bounds, kind)
-
-    @torch.inference_mode()
     def layer_states(
         self, input_ids: torch.Tensor, cu_seqlens: Boundaries, kind: OutputKind, layers: Sequence[int]
     ) -> tuple[torch.Tensor, ...]:
-        """`states` (or `pooled`), then the same of the residual stream after each of `layers`, ascending.
+        """`states`, then the residual stream after each of `layers`, ascending; [T, H] or, of pooled kinds, [B, H].
+
+        Pooled are the last or first token's state, or the mean over each sequence (accumulated in float32, float32).
 
         Raises:
             NoLayerStates: see `find_decoder_layers`, which is asked once.
@@ -123,16 +120,17 @@ class TorchDecoder:
         bounds = _as_array(cu_seqlens)
         shape = int(bounds[-1]), self.final_norm.width
 
+        def of_kind(states: torch.Tensor) -> torch.Tensor:
+            return states if kind == "tokens" else pool(states, bounds, kind)
+
         def kept(states: torch.Tensor) -> torch.Tensor:
             states = states.reshape(shape)
-            return states.clone() if kind == "tokens" else pool(states, bounds, kind)
+            return states.clone() if kind == "tokens" else of_kind(states)
 
-        if not layers:  # then nobody asks which modules the layers are
+        # without layers nobody asks which modules they are
+        with self.layers.taking(layers, kept) if layers else nullcontext(()) as taken:
             states = self._states(input_ids, bounds)
-            return (states if kind == "tokens" else pool(states, bounds, kind),)
-        with self.layers.taking(layers, kept) as taken:
-            states = self._states(input_ids, bounds)
-        return states if kind == "tokens" else pool(states, bounds, kind), *taken
+        return of_kind(states), *taken
 
     @cached_property
     def layers(self) -> DecoderLayers:
