@@ -62,7 +62,9 @@ def test_three_nodes_give_the_bytes_of_one_process_and_a_report_of_each(start, c
     assert sum(part["num_shards"] for part in parts) == summary["num_shards_made"] == crash_rig.NUM_SHARDS
     assert sum(part["num_rows"] for part in parts) == crash_rig.NUM_ROWS
     assert sum(part["num_tokens"] for part in parts) == summary["totals"]["num_tokens"] == summary["tokens_computed"]
-    assert all(0 < part["idle_share"] < 1 for part in parts)
+    at_work = [part for part in parts if part["num_tokens"]]  # a worker that loads slowly may find nothing left
+    assert at_work and all(0 < part["idle_share"] < 1 for part in at_work)
+    assert all(part["idle_share"] == float(part["seconds"] > 0) for part in parts if part not in at_work)
     before = crash_rig.everything(out)
     assert json.loads(start().wait().out)["num_shards_made"] == 0  # which does not even look for the cluster
     assert crash_rig.everything(out) == before
