@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from extract.cli.show import inspect_command
+from extract.cli import cli
 from extract.cpu import native_library as library_module
 from extract.cpu import native_trial
 from extract.cpu.implementations import engine_kernels, kernels_for, kernels_here
@@ -295,7 +295,7 @@ def test_looking_neither_compiles_nor_tries(fresh: Path, compilations: list[list
 
 @needs_compiler
 def test_inspect_tells_which_kernels_would_compute(tiny_engine: Path, fresh: Path) -> None:
-    shown = CliRunner().invoke(inspect_command, [str(tiny_engine)])
+    shown = CliRunner().invoke(cli, ["inspect", str(tiny_engine)])
     assert "kernels    native, not compiled yet" in shown.stdout.splitlines()
     assert not fresh.exists()
 
