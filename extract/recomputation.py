@@ -2,6 +2,8 @@
 
 This is the check that nothing else can replace: another forward (transformers' own), another batch (one row), another
 path to the row (by position). A stored state must equal it within the engine's bound plus what its stored type rounds.
+An engine whose linears are stored as FP8 holds the model as it multiplies it: such rows are compared with that one, in
+float32, and a note says so; what rounding the weights did is seen against the checkpoint alone (`reference`).
 
 Other layers are held to the same bound, but token by token: in the residual stream of many models one token's state is
 hundreds of times as large as all others, and beside it every error of theirs would look like none.
@@ -110,6 +112,11 @@ def recompute_rows(
     check_files(directory, contract)
     plain = _plain_model(directory, contract, reference)
     seen = Recomputed(bound=contract.fidelity.bound)
+    if reference is None and contract.precision.weights == "fp8":
+        seen.notes.append(
+            "rows were compared with the engine's own FP8 weights, computed in float32: what rounding the weights did "
+            "is not seen. To compare with the checkpoint: --reference CHECKPOINT"
+        )
     output = Output(job)
     again, engine_itself = _Tokens(job, directory, contract, seen), _EngineItself(directory, contract, job)
     beyond: list[int] = []
@@ -208,18 +215,21 @@ class _EngineItself:
 
 def _plain_model(directory: Path, contract: Contract, reference: str | Path | None) -> "PlainModel":
     """The engine's checkpoint as transformers runs it, in float32."""
-    from extract.engine.torch_runtime import PlainModel, load_engine_model
+    from extract.engine.torch_runtime import PlainModel, load_engine_model, load_fp8_model
 
     no_norm = contract.output.module.startswith("none")
     if reference is None:
         if contract.runtime.name != "torch":
             raise NoPlainModel(path=directory, runtime=contract.runtime.name)
-        return PlainModel(load_engine_model(directory, "float32"), allow_no_final_norm=no_norm)
+        fp8 = contract.precision.weights == "fp8"
+        model = load_fp8_model(directory) if fp8 else load_engine_model(directory, "float32")
+        return PlainModel(model, allow_no_final_norm=no_norm)
     path = Path(reference)
     if (path / CONTRACT_FILE).is_file():
         other = read_contract(path)
-        if other.runtime.name != "torch":
-            raise NoPlainModel(path=path, runtime=other.runtime.name)
+        if other.runtime.name != "torch" or other.precision.weights == "fp8":
+            runtime = f"{other.runtime.name} with FP8 weights" if other.runtime.name == "torch" else other.runtime.name
+            raise NoPlainModel(path=path, runtime=runtime)
         _check_same(path, other.checkpoint.sha256, contract)
         check_files(path, other)
         return PlainModel(load_engine_model(path, "float32"), allow_no_final_norm=no_norm)

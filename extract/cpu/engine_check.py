@@ -27,7 +27,8 @@ def check_engine(
         EngineChanged: the file does not hold exactly the decoder's weights.
         OutputDiffers: the contract promises another output than this decoder has.
     """
-    found, expected = set(weights.names), set(tensor_shapes(architecture))
+    scaled = contract.precision.weights == "fp8"
+    found, expected = set(weights.names), set(tensor_shapes(architecture, scaled=scaled))
     for field, names in (("missing keys", expected - found), ("unexpected keys", found - expected)):
         if names:
             raise EngineChanged(

@@ -20,7 +20,17 @@ import numpy as np
 from extract.cpu.kernels import Float32, Weights
 from extract.errors import EngineRefused
 
-_TYPES: dict[str, type[np.generic]] = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+PLAIN = ("F32", "F16", "BF16")
+"""Types of plain weights; bfloat16 comes as uint16, its bits."""
+FP8 = ("F8_E4M3",)
+"""The type of weights that mean nothing without their scales; it comes as uint8, its bits."""
+
+_TYPES: dict[str, type[np.generic]] = {
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": np.uint16,
+    "F8_E4M3": np.uint8,
+}
 
 
 class DamagedWeights(EngineRefused):
@@ -64,17 +74,22 @@ class WeightsFile:
         """Names of all tensors in the file."""
         return frozenset(self._spans)
 
-    def tensor(self, name: str, shape: tuple[int, ...] | None = None) -> Weights:
-        """The tensor as a read-only view: float32, float16, or uint16 with the bits of bfloat16.
+    def tensor(self, name: str, shape: tuple[int, ...] | None = None, types: tuple[str, ...] = PLAIN) -> Weights:
+        """The tensor as a read-only view: float32, float16, uint16 with the bits of bfloat16, uint8 with those of E4M3.
+
+        Args:
+            name: as the file has it.
+            shape: that it must have; `None`: any.
+            types: that will do, of `PLAIN` and `FP8`.
 
         Raises:
-            UnfitWeights: it is not in the file, of another type, or not of `shape` (where that is given).
+            UnfitWeights: it is not in the file, of another type, or of another shape.
         """
         span = self._spans.get(name)
         if span is None:
             raise UnfitWeights(path=self.path, tensor=name, problem="not in the file")
-        if span.dtype not in _TYPES:
-            problem = f"type {span.dtype} found, {', '.join(_TYPES)} expected"
+        if span.dtype not in types:
+            problem = f"type {span.dtype} found, {', '.join(types)} expected"
             raise UnfitWeights(path=self.path, tensor=name, problem=problem)
         if shape is not None and span.shape != shape:
             problem = f"shape {list(span.shape)} found, {list(shape)} expected"

@@ -2,7 +2,8 @@
 
 Knows how each family names and fuses its tensors, not what is computed with them; needs neither transformers nor torch.
 Matrices are views of the mapped file in the type that is stored there, because packing reads each of them once and
-copies it anyway; norms and biases are small and come as float32.
+copies it anyway; norms and biases are small and come as float32. FP8 engines of a card hold their matrices as E4M3 with
+a scale for each row, named as compressed-tensors and vLLM name them; who asks for plain ones is never given these.
 """
 
 from dataclasses import dataclass
@@ -13,9 +14,12 @@ import numpy as np
 
 from extract.cpu.architecture import Architecture
 from extract.cpu.kernels import Float32, Weights
-from extract.cpu.mapped_weights import WeightsFile, to_float32
+from extract.cpu.mapped_weights import FP8, PLAIN, UnfitWeights, WeightsFile, to_float32
 
 WEIGHTS_FILE = "model.safetensors"
+
+_SCALE = "weight_scale"
+"""Beside a "weight" of E4M3 [N, K]: float32 [N, 1], and weight = E4M3 * scale."""
 
 _FUSED = ("phi3",)
 """Families that store q, k, v (and gate, up) as the rows of one matrix, in this order."""
@@ -50,6 +54,8 @@ class LayerWeights:
     Attributes:
         q: [Q, H]; k, v: [K, H]; o: [H, Q]; gate, up: [I, H]; down: [H, I].
         q_bias, k_bias, v_bias, o_bias, gate_bias, up_bias, down_bias: float32, or `None`.
+        q_scale, k_scale, v_scale, o_scale, gate_scale, up_scale, down_scale: float32 [rows, 1] where matrices are
+            E4M3 (uint8, its bits), else `None`.
         attention_norm, mlp_norm: float32 [H], before attention and MLP; 1 is added already where the family does so.
         post_attention_norm, post_mlp_norm: float32 [H], on what attention and MLP give.
         q_norm, k_norm: float32, [head_dim], or [Q] and [K] where the norm is over the projection.
@@ -69,6 +75,13 @@ class LayerWeights:
     gate_bias: Float32 | None = None
     up_bias: Float32 | None = None
     down_bias: Float32 | None = None
+    q_scale: Float32 | None = None
+    k_scale: Float32 | None = None
+    v_scale: Float32 | None = None
+    o_scale: Float32 | None = None
+    gate_scale: Float32 | None = None
+    up_scale: Float32 | None = None
+    down_scale: Float32 | None = None
     attention_norm: Float32 | None = None
     mlp_norm: Float32 | None = None
     post_attention_norm: Float32 | None = None
@@ -82,8 +95,24 @@ def open_weights(path: Path) -> WeightsFile:
     return WeightsFile(path)
 
 
-def tensor_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
-    """Every tensor that a base model of this architecture has, no more and no less, as transformers names it."""
+def holds_scales(weights: WeightsFile) -> bool:
+    """Whether matrices are E4M3 with scales."""
+    return any(name.endswith(f".{_SCALE}") for name in weights.names)
+
+
+def scales_of(architecture: Architecture) -> dict[str, str]:
+    """Name of each matrix that FP8 engines hold as E4M3 -> name of its scales."""
+    stems = [f"layers.{layer}.{one.name}" for layer in range(len(architecture.layers)) for one in _stored(architecture)]
+    return {f"{stem}.weight": f"{stem}.{_SCALE}" for stem in stems}
+
+
+def tensor_shapes(architecture: Architecture, *, scaled: bool = False) -> dict[str, tuple[int, ...]]:
+    """Every tensor that a base model of this architecture has, no more and no less, as transformers names it.
+
+    Args:
+        architecture: of the model.
+        scaled: matrices are E4M3, with their scales beside them.
+    """
     a = architecture
     shapes: dict[str, tuple[int, ...]] = {
         "embed_tokens.weight": (a.vocab_size, a.hidden_size),
@@ -92,6 +121,8 @@ def tensor_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
     for layer in range(len(a.layers)):
         for stored in _stored(a):
             shapes[f"layers.{layer}.{stored.name}.weight"] = stored.shape
+            if scaled:
+                shapes[f"layers.{layer}.{stored.name}.{_SCALE}"] = (stored.shape[0], 1)
             if stored.bias:
                 shapes[f"layers.{layer}.{stored.name}.bias"] = stored.shape[:1]
         for name in _norm_names(a).values():
@@ -108,22 +139,32 @@ def layer_tensors(architecture: Architecture, layer: int) -> list[str]:
     return [name for name in tensor_shapes(architecture) if name.startswith(f"layers.{layer}.")]
 
 
-def layer_weights(weights: WeightsFile, architecture: Architecture, layer: int) -> LayerWeights:
+def layer_weights(
+    weights: WeightsFile, architecture: Architecture, layer: int, *, scaled: bool = False
+) -> LayerWeights:
     """The weights of one layer.
 
+    Args:
+        weights: the file.
+        architecture: of its model.
+        layer: from 0 on.
+        scaled: matrices are E4M3 with scales, and nothing else will do; else they are plain.
+
     Raises:
-        UnfitWeights: a tensor is missing, or of another shape or type.
+        UnfitWeights: a tensor is missing, or of another shape or type; or a scale is not a number above 0.
     """
     a = architecture
     found: dict[str, Any] = {}
     for stored in _stored(a):
         full = f"layers.{layer}.{stored.name}"
-        matrix = weights.tensor(f"{full}.weight", stored.shape)
+        matrix = weights.tensor(f"{full}.weight", stored.shape, FP8 if scaled else PLAIN)
+        scales = _scales(weights, f"{full}.{_SCALE}", stored.shape[0]) if scaled else None
         biases = _small(weights, f"{full}.bias", stored.shape[:1]) if stored.bias else None
         start = 0
         for part, rows in stored.parts:
             found[part] = matrix[start : start + rows]
             found[f"{part}_bias"] = None if biases is None else biases[start : start + rows]
+            found[f"{part}_scale"] = None if scales is None else scales[start : start + rows]
             start += rows
     shapes = tensor_shapes(a)
     norms = {role: f"layers.{layer}.{name}.weight" for role, name in _norm_names(a).items()}
@@ -188,6 +229,15 @@ def _norm(weights: WeightsFile, a: Architecture, name: str, shape: tuple[int, ..
     if a.norm_plus_one:
         values += 1
     return values
+
+
+def _scales(weights: WeightsFile, name: str, rows: int) -> Float32:
+    scales: Float32 = np.array(weights.tensor(name, (rows, 1), ("F32",)))
+    wrong = rows - int(np.count_nonzero(np.isfinite(scales) & (scales > 0)))
+    if wrong:
+        problem = f"{wrong:,} of {rows:,} scales are no finite numbers above 0"
+        raise UnfitWeights(path=weights.path, tensor=name, problem=problem)
+    return scales
 
 
 def _small(weights: WeightsFile, name: str, shape: tuple[int, ...]) -> Float32:

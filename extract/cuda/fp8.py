@@ -14,6 +14,8 @@ LARGEST = 448.0
 """The largest E4M3 number."""
 LEAST_PEAK = 1e-30
 """Peaks below it count as this: a row of zeros stays zeros."""
+ROWS_AT_ONCE = 4096
+"""Rows of a weight that are float32 at a time."""
 ALIGNMENT = 16
 """Inputs and outputs of a linear are multiples of it: the scaled product takes no others."""
 
@@ -27,6 +29,19 @@ def quantized(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     peak = values.abs().amax(dim=-1, keepdim=True)
     scale = peak.clamp(min=LEAST_PEAK) / LARGEST
     return (values / scale).clamp(-LARGEST, LARGEST).to(FP8), scale
+
+
+def quantized_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A linear's weight [N, K] of any type, first as bfloat16 and then as E4M3 [N, K] with float32 scales [N, 1].
+
+    The one rounding that FP8 engines know, whether a build stores it or a load makes it: on any device the same bits.
+    """
+    values = torch.empty(weight.shape, dtype=FP8, device=weight.device)
+    scales = torch.empty((len(weight), 1), dtype=torch.float32, device=weight.device)
+    for start in range(0, len(weight), ROWS_AT_ONCE):
+        rows = slice(start, start + ROWS_AT_ONCE)
+        values[rows], scales[rows] = quantized(weight[rows].to(torch.bfloat16))
+    return values, scales
 
 
 def scaled_product(

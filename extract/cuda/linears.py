@@ -8,13 +8,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from extract.cuda.fp8 import FP8, quantized, scaled_product
+from extract.cuda.fp8 import scaled_product
 
 Operand = tuple[torch.Tensor, torch.Tensor | None]
 """Rows [n, K], and float32 scales [n, 1] where the rows are E4M3."""
-
-QUANTIZED_ROWS = 4096
-"""Rows of a weight that are float32 at a time."""
 
 
 class Linear(nn.Module):
@@ -41,15 +38,9 @@ class ScaledLinear(nn.Module):
     scale: torch.Tensor
     bias: torch.Tensor | None
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        """Round `weight` to E4M3, each channel by its own scale."""
+    def __init__(self, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
-        values = torch.empty(weight.shape, dtype=FP8, device=weight.device)
-        scale = torch.empty((len(weight), 1), dtype=torch.float32, device=weight.device)
-        for start in range(0, len(weight), QUANTIZED_ROWS):
-            rows = slice(start, start + QUANTIZED_ROWS)
-            values[rows], scale[rows] = quantized(weight[rows])
-        self.register_buffer("weight", values)
+        self.register_buffer("weight", weight)
         self.register_buffer("scale", scale)
         self.register_buffer("bias", bias)
 

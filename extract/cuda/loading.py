@@ -3,12 +3,12 @@
 `tensor.to("cuda")` of a mapped file waits for each page, copies it into the driver's own buffer, and waits again: a
 tenth of what the bus carries. Here threads read pieces straight into a few pinned buffers (no page faults, no further
 copy) and hand each to a stream of its own. The next tensors are read while the last ones are used (`begin` before
-`take`). On a CPU the same threads fill the same buffers, unpinned, so that the tests run what a card runs.
+`take`). Arrays that one product takes are read into one tensor, each to its place, so nothing is joined afterwards. On
+a CPU the same threads fill the same buffers, unpinned, so that the tests run what a card runs.
 """
 
 import os
 import queue
-from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self, cast
@@ -18,6 +18,7 @@ import torch
 
 from extract.cpu.kernels import Weights
 from extract.cpu.mapped_weights import WeightsFile
+from extract.cuda.fp8 import FP8
 from extract.errors import EngineRefused
 
 PIECE_BYTES = 16 * 2**20
@@ -63,7 +64,7 @@ class WeightsLoader:
             self._free.put(_Buffer(piece_bytes, pinned=self._on_card))
         self._file = os.open(weights.path, os.O_RDONLY)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="extract-weights")
-        self._begun: dict[tuple[int, int], tuple[torch.Tensor, list[Future[torch.cuda.Event | None]]]] = {}
+        self._begun: dict[_Blocks, tuple[torch.Tensor, list[Future[torch.cuda.Event | None]]]] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -78,26 +79,40 @@ class WeightsLoader:
         self._pool.shutdown(cancel_futures=True)
         os.close(self._file)
 
-    def begin(self, arrays: Iterable[Weights]) -> None:
-        """Begin to read arrays that will be taken soon."""
-        for array in arrays:
-            place = self._weights.place_of(array)
-            if place is not None:
-                self._begin(array, place)
+    def begin(self, *blocks: Weights) -> None:
+        """Begin to read arrays [N_i, ...] of one type that will soon be taken as one tensor."""
+        key = _key(blocks)
+        if key in self._begun:
+            return
+        rows = sum(len(block) for block in blocks)
+        tensor = torch.empty((rows, *blocks[0].shape[1:]), dtype=_type_of(blocks[0]), device=self._device)
+        flat = tensor.view(-1).view(torch.uint8)
+        ready = None
+        if self._on_card:  # memory that was just freed may still be read by work that was begun before
+            ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            ready.record(torch.cuda.current_stream(self._device))
+        reads, end = [], 0
+        for block in blocks:
+            start, end = end, end + block.nbytes
+            place = self._weights.place_of(block)
+            if place is None:  # a foreign writer did not align it, so it was copied already
+                flat[start:end].copy_(torch.from_numpy(block.reshape(-1).view(np.uint8).copy()))
+                continue
+            pieces, part = range(0, block.nbytes, self._piece_bytes), flat[start:end]
+            reads += [self._pool.submit(self._read, part, at, place + at, ready) for at in pieces]
+        self._begun[key] = tensor, reads
 
-    def take(self, array: Weights) -> torch.Tensor:
-        """The array as a tensor on the device, in its own type (uint16 is bfloat16).
+    def take(self, *blocks: Weights) -> torch.Tensor:
+        """The arrays one under the other: a tensor [sum of N_i, ...] on the device, in their own type.
 
-        Work that the current stream gets from now on sees it whole.
+        uint16 is bfloat16, uint8 is E4M3. Work that the current stream gets from now on sees it whole.
 
         Raises:
             WeightsCut: the file became shorter.
         """
-        self.num_bytes += array.nbytes
-        place = self._weights.place_of(array)
-        if place is None:  # a foreign writer did not align it, so it was copied already
-            return _typed(torch.from_numpy(array.copy())).to(self._device)
-        tensor, reads = self._begun.pop(self._begin(array, place))
+        self.begin(*blocks)
+        self.num_bytes += sum(block.nbytes for block in blocks)
+        tensor, reads = self._begun.pop(_key(blocks))
         copied = [read.result() for read in reads]
         if self._stream is not None:
             for event in copied:
@@ -105,21 +120,6 @@ class WeightsLoader:
                 torch.cuda.current_stream(self._device).wait_event(event)
             tensor.record_stream(self._stream)
         return tensor
-
-    def _begin(self, array: Weights, start: int) -> tuple[int, int]:
-        key = start, array.nbytes
-        if key not in self._begun:
-            dtype = _typed(torch.from_numpy(np.empty(0, array.dtype))).dtype
-            tensor = torch.empty(array.shape, dtype=dtype, device=self._device)
-            flat = tensor.view(-1).view(torch.uint8)
-            ready = None
-            if self._on_card:  # memory that was just freed may still be read by work that was begun before
-                ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                ready.record(torch.cuda.current_stream(self._device))
-            pieces = range(0, array.nbytes, self._piece_bytes)
-            reads = [self._pool.submit(self._read, flat, at, start + at, ready) for at in pieces]
-            self._begun[key] = tensor, reads
-        return key
 
     def _read(self, flat: torch.Tensor, at: int, start: int, ready: torch.cuda.Event | None) -> torch.cuda.Event | None:
         """One piece: file -> buffer -> its place in the tensor; the event after which it is there."""
@@ -150,9 +150,18 @@ class WeightsLoader:
             done += count
 
 
-def _typed(values: torch.Tensor) -> torch.Tensor:
-    """The bits of bfloat16 as what they are."""
-    return values.view(torch.bfloat16) if values.dtype == torch.uint16 else values
+_Blocks = tuple[tuple[int, int], ...]
+"""Where each of some arrays lies in memory, and its bytes."""
+
+
+def _key(blocks: tuple[Weights, ...]) -> _Blocks:
+    return tuple((block.ctypes.data, block.nbytes) for block in blocks)
+
+
+def _type_of(array: Weights) -> torch.dtype:
+    """What the bits of an array are."""
+    bits = {np.dtype(np.uint16): torch.bfloat16, np.dtype(np.uint8): FP8}
+    return bits.get(array.dtype) or torch.from_numpy(np.empty(0, array.dtype)).dtype
 
 
 class _Buffer:

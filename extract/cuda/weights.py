@@ -1,9 +1,10 @@
 """An engine's weights file -> the packed decoder on a device, layer by layer.
 
-Reads the file that every decoder of ours reads, in the type that is stored there; rounding to the computing type, and
-to FP8, happens on the device. FP8 weights are not stored: every load hashes the whole file anyway, so a second, smaller
-copy would make it read more, not less, and rounding 7 billion weights takes a card a hundredth of a second. The next
-layer is read while one is put together, so that two layers at most are on the device twice.
+Reads the file that every decoder of ours reads, in the type that is stored there. An FP8 engine stores what its
+products take: each linear's blocks are read to their places in one weight, and nothing is rounded or joined. Plain
+weights can be rounded to FP8 here too, to the same bits: a sweep tries FP8 so without a build of its own, and engines
+of older builds hold no other. The next layer is read while one is put together, so that where types differ two layers
+at most are on the device twice.
 """
 
 from typing import Literal
@@ -13,12 +14,12 @@ import torch
 
 from extract.cpu.architecture import Architecture
 from extract.cpu.decoder import rotary_table
-from extract.cpu.kernels import Float32, Weights
-from extract.cpu.mapped_weights import WeightsFile
-from extract.cpu.weights import embedding, final_norm, layer_tensors, layer_weights
+from extract.cpu.kernels import Float32
+from extract.cpu.mapped_weights import UnfitWeights, WeightsFile
+from extract.cpu.weights import LayerWeights, embedding, final_norm, holds_scales, layer_tensors, layer_weights
 from extract.cuda.attention import Backend
 from extract.cuda.decoder import Layer, PackedDecoder
-from extract.cuda.fp8 import FP8
+from extract.cuda.fp8 import FP8, quantized_weight
 from extract.cuda.linears import Linear, ScaledLinear
 from extract.cuda.loading import WeightsLoader
 from extract.cuda.regions import AddAndRead, Embed, Gated, Heads, Norm, Read, Round
@@ -73,7 +74,8 @@ class _Assembly:
         backend: Backend,
     ) -> None:
         self.architecture, self.weights, self.loader, self.precision = architecture, weights, loader, precision
-        self.stored = [layer_weights(weights, architecture, number) for number in range(len(architecture.layers))]
+        self.scaled = precision == "fp8" and holds_scales(weights)
+        self.stored = [self._found(number) for number in range(len(architecture.layers))]
         self.device, self.max_positions, self.backend = device, max_positions, backend
         self.computed = COMPUTED[precision]
         self.read_type = FP8 if precision == "fp8" else self.computed
@@ -97,11 +99,20 @@ class _Assembly:
             max_positions=self.max_positions,
         )
 
+    def _found(self, number: int) -> LayerWeights:
+        found = layer_weights(self.weights, self.architecture, number, scaled=self.scaled)
+        for blocks in ((found.q, found.k, found.v), (found.gate, found.up)):
+            if len({block.dtype for block in blocks}) > 1:
+                problem = "of several types in blocks of one product"
+                raise UnfitWeights(path=self.weights.path, tensor=f"layers.{number}", problem=problem)
+        return found
+
     def _layer(self, number: int, after: Norm | None) -> Layer:
         """One layer; `after` is the norm through which the next one, or the states, read the residual stream."""
         a, kind = self.architecture, self.architecture.layers[number]
         for soon in self.stored[number : number + 2]:
-            self.loader.begin((soon.q, soon.k, soon.v, soon.o, soon.gate, soon.up, soon.down))
+            for blocks in ((soon.q, soon.k, soon.v), (soon.o,), (soon.gate, soon.up), (soon.down,)):
+                self.loader.begin(*blocks)
         found = self.stored[number]
         last = number == len(a.layers) - 1
         cos, sin = (None, None) if kind.rotary is None else self.rotary[kind.rotary]
@@ -110,17 +121,17 @@ class _Assembly:
             a,
             kind,
             self.backend,
-            qkv=self._linear([found.q, found.k, found.v], [found.q_bias, found.k_bias, found.v_bias]),
+            qkv=self._linear(found, "q", "k", "v"),
             query=Heads(a.num_heads, a.head_dim, self._norm(found.q_norm), over_projection, cos, sin),
             key=Heads(a.num_kv_heads, a.head_dim, self._norm(found.k_norm), over_projection, cos, sin),
             attended=Round(self.read_type),
-            output=self._linear([found.o], [found.o_bias]),
+            output=self._linear(found, "o"),
             after_attention=AddAndRead(
                 self._norm(found.post_attention_norm), a.residual_scale, self._norm(found.mlp_norm), self.read_type
             ),
-            gate_up=self._linear([found.gate, found.up], [found.gate_bias, found.up_bias]),
+            gate_up=self._linear(found, "gate", "up"),
             gated=Gated(a.activation, self.read_type),
-            down=self._linear([found.down], [found.down_bias]),
+            down=self._linear(found, "down"),
             after_mlp=AddAndRead(
                 self._norm(found.post_mlp_norm), a.residual_scale, after, self.computed if last else self.read_type
             ),
@@ -128,12 +139,21 @@ class _Assembly:
         self.weights.drop(*layer_tensors(a, number))  # copied, so the file's pages may go
         return layer
 
-    def _linear(self, blocks: list[Weights], biases: list[Float32 | None]) -> Linear | ScaledLinear:
-        """Blocks [N_i, K] one under the other, and their biases."""
-        weight = torch.cat([self.loader.take(block).to(self.computed) for block in blocks])
-        present = [self._float32(bias) for bias in biases if bias is not None]
-        bias = torch.cat(present).to(self.computed) if present else None
-        return (ScaledLinear if self.precision == "fp8" else Linear)(weight, bias)
+    def _linear(self, found: LayerWeights, *names: str) -> Linear | ScaledLinear:
+        """The blocks [N_i, K] of these names one under the other, with their biases and scales."""
+        weight = self.loader.take(*(getattr(found, name) for name in names))
+        bias = self._joined([getattr(found, f"{name}_bias") for name in names])
+        bias = None if bias is None else bias.to(self.computed)
+        if self.precision != "fp8":
+            return Linear(weight.to(self.computed), bias)
+        scales = self._joined([getattr(found, f"{name}_scale") for name in names])
+        if scales is None:
+            weight, scales = quantized_weight(weight)
+        return ScaledLinear(weight, scales, bias)
+
+    def _joined(self, blocks: list[Float32 | None]) -> torch.Tensor | None:
+        present = [self._float32(block) for block in blocks if block is not None]
+        return torch.cat(present) if present else None
 
     def _norm(self, weight: Float32 | None) -> Norm | None:
         return None if weight is None else Norm(self._float32(weight), self.architecture.norm_eps)

@@ -127,9 +127,10 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Precision:
-    """Types of weights, arithmetic and states."""
+    """Types of weights as they are stored, of arithmetic and of states."""
 
     weights: str
+    """"fp8": linears are E4M3 with a float32 scale for each output channel, and the rest has the computing type."""
     activations: str
     output: str
     high_precision: tuple[str, ...] | None = None

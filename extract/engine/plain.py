@@ -16,6 +16,7 @@ from extract.errors import OutOfSpace
 from extract.store import clear_write_errors, free_bytes
 
 if TYPE_CHECKING:
+    from extract.cpu.architecture import Architecture
     from extract.engine.checkpoint import Checkpoint
     from extract.engine.torch_own_trial import PlainFacts
 
@@ -34,7 +35,7 @@ class PlainStates:
 
     Attributes:
         dtype: that precision.
-        stored: type of the weights written, if any are.
+        stored: type of the weights written, if any are; "fp8" is E4M3 linears with their scales.
         ids, states: real passages and their states, float32 [L, H] each.
         model: what a contract says of the model.
         facts: what our own decoder is tried with; `None` where it does not know the model.
@@ -73,7 +74,7 @@ def read_plain(
     from extract.engine.torch_runtime import PlainModel
 
     stored = dtype
-    if dtype in ("int8", "fp8"):  # rounded whenever the engine is loaded, so that the plain model stays in the engine
+    if dtype in ("int8", "fp8"):  # int8 is packed for the kernels at hand whenever an engine is loaded
         stored = opened.dtype if opened.dtype in STORED_TYPES else "float32"
     in_float32 = opened.decoder_bytes * (1 if opened.dtype == "float32" else 2)
     reference = "float32" if in_float32 < 0.6 * available_memory() else stored
@@ -90,8 +91,15 @@ def read_plain(
     head = tied_head(model)
     facts, not_own = None, None
     if draft is not None:
-        _save(model, stored, draft)
-        facts, not_own = _facts(model, recipe, dtype, limit)
+        architecture, not_own = _own(model, recipe, dtype, limit)
+        if dtype != "fp8":
+            _save(model, stored, draft)
+        elif architecture is not None:  # else the build is refused
+            say("rounding its linears to FP8")
+            _save_fp8(model, architecture, stored, draft)
+            stored = "fp8"
+        if architecture is not None:
+            facts = _facts(model, architecture, limit)
     return PlainStates(
         dtype=reference,
         stored=stored,
@@ -116,11 +124,11 @@ DOUBLE_MEMORY = 0.7
 """Part of the free memory that the plain model may take in float64."""
 
 
-def _facts(model: Any, recipe: Recipe, dtype: str, limit: int) -> "tuple[PlainFacts | None, str | None]":
+def _own(model: Any, recipe: Recipe, dtype: str, limit: int) -> "tuple[Architecture | None, str | None]":
+    """What our own decoder would compute, or why it does not run this model in this precision."""
     if recipe.decoder == "transformers" or recipe.layout == "dense" or dtype == "float16":
         return None, None
     from extract.engine.own_architecture import NoOwnArchitecture, architecture_of
-    from extract.engine.torch_own_trial import plain_facts
 
     try:
         architecture = architecture_of(model, limit)
@@ -132,10 +140,16 @@ def _facts(model: Any, recipe: Recipe, dtype: str, limit: int) -> "tuple[PlainFa
         problem = unfit(architecture)
         if problem is not None:
             return None, problem
+    return architecture, None
+
+
+def _facts(model: Any, architecture: "Architecture", limit: int) -> "PlainFacts":
+    from extract.engine.torch_own_trial import plain_facts
+
     in_float64 = 8 * sum(parameter.numel() for parameter in model.parameters())
     if in_float64 < DOUBLE_MEMORY * available_memory():
         model.double()  # nothing else is asked of it any more
-    return plain_facts(model, architecture, limit, 4 * limit), None
+    return plain_facts(model, architecture, limit, 4 * limit)
 
 
 def _save(model: Any, dtype: str, draft: Path) -> None:
@@ -150,12 +164,34 @@ def _save(model: Any, dtype: str, draft: Path) -> None:
         name: tensor.to(target) if tensor.is_floating_point() and not any(part in name for part in kept) else tensor
         for name, tensor in model.state_dict().items()
     }
-    needed = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
-    if free_bytes(draft) < needed:
-        raise NoRoomForEngine(path=draft.parent, expected=needed, found=free_bytes(draft))
+    _check_room(draft, sum(tensor.numel() * tensor.element_size() for tensor in weights.values()))
     model.config.dtype = target
     with clear_write_errors(draft), quiet_transformers():
         model.save_pretrained(draft, state_dict=weights, max_shard_size="1000TB")
+
+
+def _save_fp8(model: Any, architecture: "Architecture", norms: str, draft: Path) -> None:
+    """Write the weights of an FP8 engine, each linear rounded on the card if there is one, and the config beside it."""
+    import torch
+
+    from extract.cpu.weights import WEIGHTS_FILE
+    from extract.cuda.fp8_weights import fp8_kinds, fp8_tensors
+    from extract.cuda.weights_writing import file_bytes, write_tensors
+    from extract.engine.quiet_transformers import quiet_transformers
+
+    kept, device = getattr(torch, norms), torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kinds = fp8_kinds(architecture, kept)
+    _check_room(draft, file_bytes(kinds))
+    model.config.architectures, model.config.dtype = [type(model).__name__], torch.bfloat16
+    with clear_write_errors(draft), quiet_transformers():
+        model.config.save_pretrained(draft)
+        write_tensors(draft / WEIGHTS_FILE, kinds, fp8_tensors(model.state_dict(), architecture, kept, device))
+
+
+def _check_room(draft: Path, needed: int) -> None:
+    found = free_bytes(draft)
+    if found < needed:
+        raise NoRoomForEngine(path=draft.parent, expected=needed, found=found)
 
 
 def num_layers(config: Any) -> int:

@@ -111,6 +111,37 @@ def load_engine_model(directory: Path, dtype: str, device: str = "cpu") -> Any:
         model, report = AutoModel.from_pretrained(
             directory, dtype=getattr(torch, dtype), output_loading_info=True, trust_remote_code=False
         )
+    return _checked(directory, model, report).to(device)
+
+
+def load_fp8_model(directory: Path) -> Any:
+    """What an engine that stores FP8 multiplies with, as a transformers base model in float32.
+
+    Raises:
+        UnfitWeights: the file does not hold the decoder's weights with their scales.
+        EngineChanged: it holds others than config.json asks for.
+    """
+    from extract.cpu.architecture import read_architecture
+    from extract.cpu.weights import WEIGHTS_FILE, open_weights
+    from extract.cuda.fp8_weights import plain_weights
+    from extract.engine.quiet_transformers import quiet_transformers
+
+    with open_weights(directory / WEIGHTS_FILE) as weights:
+        state = plain_weights(weights, read_architecture(directory))
+    with quiet_transformers():
+        from transformers import AutoConfig, AutoModel
+
+        config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
+        with torch.device("meta"):
+            kind = type(AutoModel.from_config(config))
+        model, report = kind.from_pretrained(
+            None, config=config, state_dict=state, dtype=torch.float32, output_loading_info=True
+        )
+    return _checked(directory, model, report)
+
+
+def _checked(directory: Path, model: Any, report: Any) -> Any:
+    """The model, ready to run, if its loading report names nothing."""
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         names = sorted(str(name) for name in report.get(problem) or ())
         if names:
@@ -122,7 +153,7 @@ def load_engine_model(directory: Path, dtype: str, device: str = "cpu") -> Any:
                 expected="none",
             )
     model.config.use_cache = False
-    return model.requires_grad_(False).eval().to(device)
+    return model.requires_grad_(False).eval()
 
 
 def check_output(directory: Path, contract: Contract, decoder: TorchDecoder) -> None:

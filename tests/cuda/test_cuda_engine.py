@@ -78,7 +78,7 @@ def test_an_engine_is_proven_recorded_and_loaded_again(
     assert contract.runtime.micro_batch is None
     assert contract.device == CARD
     assert (contract.precision.activations, contract.precision.output, contract.output.dtype) == (dtype, output, output)
-    assert contract.precision.weights == ("float32" if dtype == "fp8" else dtype)
+    assert contract.precision.weights == dtype
     assert contract.limits.pass_tokens is not None and contract.limits.memory_bytes is not None
     assert 0 < contract.limits.pass_tokens <= contract.limits.max_tokens == 131_072
     assert 0 <= contract.fidelity.rel_error_max <= worst

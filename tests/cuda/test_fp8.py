@@ -6,7 +6,8 @@ import torch
 from test_own_architecture import small_model
 
 from extract.cpu.architecture import Architecture
-from extract.cuda.fp8 import FP8, LARGEST, emulated_product, quantized, scaled_product, unfit
+from extract.cuda import fp8
+from extract.cuda.fp8 import FP8, LARGEST, emulated_product, quantized, quantized_weight, scaled_product, unfit
 from extract.cuda.linears import ScaledLinear
 from extract.engine.own_architecture import architecture_of
 
@@ -31,6 +32,15 @@ def test_a_row_depends_on_itself_alone() -> None:
         alone = quantized(given[number : number + 1])
         assert torch.equal(alone[0].float(), whole[0][number : number + 1].float())
         assert torch.equal(alone[1], whole[1][number : number + 1])
+
+
+def test_a_weight_is_rounded_as_bfloat16_however_many_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = rows(9, 32) * 1.001
+    expected = quantized(given.bfloat16())
+    for rows_at_once in (1, 4, 4096):
+        monkeypatch.setattr(fp8, "ROWS_AT_ONCE", rows_at_once)
+        values, scales = quantized_weight(given)
+        assert torch.equal(values.view(torch.uint8), expected[0].view(torch.uint8)) and torch.equal(scales, expected[1])
 
 
 def test_rows_of_zeros_stay_zeros_and_broken_rows_stay_broken() -> None:
@@ -66,7 +76,7 @@ def test_torch_scaled_product_agrees_with_the_twin() -> None:
 
 
 def test_a_linear_gives_any_of_its_outputs_alone() -> None:
-    linear = ScaledLinear(rows(48, 32, 1), rows(1, 48, 2)[0].bfloat16())
+    linear = ScaledLinear(*quantized(rows(48, 32, 1)), rows(1, 48, 2)[0].bfloat16())
     operand = quantized(rows(7, 32))
     whole = linear(operand)
     assert torch.equal(linear(operand, 16), whole[:, 16:])

@@ -50,7 +50,8 @@ def test_every_tensor_comes_whole_in_its_own_type(tensors: dict[str, torch.Tenso
 
 def test_tensors_that_were_begun_early_are_taken_in_any_order(tensors: dict[str, torch.Tensor], path: Path) -> None:
     with WeightsFile(path) as file, loader(file) as loads:
-        loads.begin(file.tensor(name) for name in tensors)
+        for name in tensors:
+            loads.begin(file.tensor(name))
         for name in reversed(tensors):
             assert torch.equal(loads.take(file.tensor(name)), tensors[name])
 
@@ -66,8 +67,8 @@ def test_what_was_begun_is_read_once(path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(os, "preadv", counted)
     with WeightsFile(path) as file, loader(file) as loads:
-        loads.begin([file.tensor("wide")])
-        loads.begin([file.tensor("wide")])
+        loads.begin(file.tensor("wide"))
+        loads.begin(file.tensor("wide"))
         assert sum(read) <= file.tensor("wide").nbytes
         loads.take(file.tensor("wide"))
         assert sum(read) == file.tensor("wide").nbytes
@@ -83,6 +84,19 @@ def test_an_array_that_does_not_lie_in_the_file_is_copied(tensors: dict[str, tor
         elsewhere = np.array(file.tensor("wide"))
         assert file.place_of(elsewhere) is None
         assert torch.equal(loads.take(elsewhere), tensors["wide"])
+
+
+def test_blocks_of_one_product_are_read_each_to_its_place(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    with WeightsFile(path) as file, loader(file) as loads:
+        wide = file.tensor("wide")
+        elsewhere = np.array(wide[2:5])
+        loads.begin(wide[30:], wide[:7])
+        found = loads.take(wide[30:], wide[:7]), loads.take(wide[20:21], elsewhere, wide)
+        assert loads.num_bytes == 2 * 129 * (7 + 7 + 1 + 3 + 37)
+    parts = [30, 37, 0, 7], [20, 21, 2, 5, 0, 37]
+    for one, ends in zip(found, parts, strict=True):
+        expected = [tensors["wide"][start:stop] for start, stop in zip(ends[::2], ends[1::2], strict=True)]
+        assert torch.equal(one, torch.cat(expected))
 
 
 def test_short_reads_are_read_on(tensors: dict[str, torch.Tensor], path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
