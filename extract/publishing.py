@@ -27,7 +27,7 @@ class ReserveReached(OutOfSpace):
 
 
 MOST_ENCODERS = 4
-"""More do not help: compressing, which is one thread's work, is slower than they are."""
+"""More do not help: hashing, which is one thread's work, is slower than so many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ def _open_writer(worker: Worker, directory: JobDirectory, shard: int) -> ShardWr
 
 
 def _encoders(worker: Worker) -> int:
-    """Threads that encode states: a card outruns one and leaves them the CPU, which an engine on the CPU needs."""
+    """Threads that encode and compress: a card outruns one; an engine on the CPU needs the CPU itself."""
     if worker.plan.engine.device.type == "cpu" or not worker.plan.spec.run.overlap:
         return 1
     return max(1, min(MOST_ENCODERS, len(os.sched_getaffinity(0)) // 2))

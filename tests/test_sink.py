@@ -429,10 +429,11 @@ def test_an_abandoned_shard_leaves_no_file(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_full_disk_is_named_as_such(tmp_path):
-    spec = StatesSpec(dtype="float32", compression="none")
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_full_disk_is_named_as_such(tmp_path, threads):
+    spec = StatesSpec(dtype="float32", compression="none", record_batch_bytes=2**16)
     rows = rig.token_rows([128] * 20)
-    writer = ShardWriter(tmp_path / "s.arrow", rig.schema_for(spec), spec, rig.WIDTH, 0)
+    writer = ShardWriter(tmp_path / "s.arrow", rig.schema_for(spec), spec, rig.WIDTH, 0, threads=threads)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
     try:
@@ -458,11 +459,12 @@ def test_a_directory_that_is_not_there_is_named(tmp_path):
     )
 
 
-def test_memory_stays_flat_over_many_windows(tmp_path):
+@pytest.mark.parametrize("threads", [1, 3])
+def test_memory_stays_flat_over_many_windows(tmp_path, threads):
     spec = StatesSpec(dtype="float16", compression="none")
     rows = rig.token_rows([128] * 64)
     states = rig.random_states(rows, width=256)
-    writer = ShardWriter(tmp_path / "s.arrow", rig.schema_for(spec, width=256), spec, 256, 0)
+    writer = ShardWriter(tmp_path / "s.arrow", rig.schema_for(spec, width=256), spec, 256, 0, threads=threads)
     source = rig.carried(64)
     writer.write(rows, source, np.arange(len(rows.outcome)), states)
     before = pa.total_allocated_bytes()

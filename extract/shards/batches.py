@@ -16,12 +16,21 @@ import pyarrow.compute as pc
 
 from extract.records import NOT_COUNTED, OUTCOME_CODE, Int32, Int64, Outcome, States, TokenRows, UInt8
 from extract.shards import schema as names
-from extract.shards.in_order import in_order
 from extract.shards.values import Bool, Encoded, Fault, unit_length, value_type
 from extract.spec import StatesSpec
 
 ROW_BYTES = 32
 """About what the columns of fixed width take in a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Rows `start` to `stop` of a window, which become one record batch, and the range of their states."""
+
+    start: int
+    stop: int
+    first_state: int
+    last_state: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,46 +55,59 @@ class EncodedRows:
 
 
 def encoded_rows(
-    rows: TokenRows,
-    states: States,
-    spec: StatesSpec,
-    source_bytes: Int64,
-    layers: Sequence[States] = (),
-    threads: int = 1,
+    rows: TokenRows, states: States, spec: StatesSpec, source_bytes: Int64, layers: Sequence[States] = ()
 ) -> Iterator[EncodedRows]:
-    """Cut a window into parts of at most `spec.record_batch_bytes`, at least one row each, and encode their states.
+    """The parts of a window with their states encoded, one after the other; see `cuts` and `encoded_part`."""
+    for cut in cuts(rows, states.shape[1], spec, source_bytes):
+        yield encoded_part(cut, rows, states, spec, layers)
+
+
+def cuts(rows: TokenRows, width: int, spec: StatesSpec, source_bytes: Int64) -> Iterator[Cut]:
+    """Cut a window into parts of at most `spec.record_batch_bytes`, at least one row each.
 
     Args:
         rows: N rows with T tokens.
-        states: [T, H] for kind "tokens", else one state for each row that has tokens.
+        width: hidden size H.
         spec: what is written.
         source_bytes: int64 [R], bytes of the carried columns of each source row.
-        layers: the same as `states`, of each of `spec.layers`.
-        threads: that encode parts side by side.
     """
     stored, lengths = value_type(spec.dtype), np.diff(rows.offsets)
-    per_row = lengths if spec.kind == "tokens" else (lengths > 0).astype(np.int64)
-    state_offsets = np.concatenate([[0], np.cumsum(per_row)])
-    state_bytes = (1 + len(layers)) * (states.shape[1] * stored.bytes_per_value + (4 if stored.scaled else 0))
+    per_row = _states_by_row(lengths, spec)
+    state_bytes = (1 + len(spec.layers)) * (width * stored.bytes_per_value + (4 if stored.scaled else 0))
     row_bytes = ROW_BYTES + source_bytes[rows.source_index] + state_bytes * per_row
     if spec.input_ids:
         row_bytes += 4 * lengths
     if spec.kind != "tokens":
         row_bytes += state_bytes * (1 - per_row)  # a null in a fixed-size list takes its full width
+    ends, state_ends, start = np.cumsum(row_bytes), np.cumsum(per_row), 0
+    while start < len(row_bytes):
+        before = ends[start] - row_bytes[start]
+        stop = max(start + 1, int(np.searchsorted(ends, before + spec.record_batch_bytes, side="right")))
+        yield Cut(start, stop, int(state_ends[start] - per_row[start]), int(state_ends[stop - 1]))
+        start = stop
 
-    def encoded_part(cut: tuple[int, int]) -> EncodedRows:
-        start, stop = cut
-        first, last = state_offsets[start], state_offsets[stop]
-        own = tuple(column[first:last] for column in (states, *layers))
-        encoded = tuple(_encode(column, spec) for column in own)
-        owners = np.repeat(np.arange(stop - start), per_row[start:stop])
-        faults = np.zeros(stop - start, np.uint8)
-        for column in encoded[::-1]:
-            bad = np.flatnonzero(column.bad)[::-1]
-            faults[owners[bad]] = column.faults[bad]
-        return EncodedRows(start=start, stop=stop, states=own, owners=owners, encoded=encoded, faults=faults)
 
-    yield from in_order(encoded_part, _cuts(row_bytes, spec.record_batch_bytes), threads)
+def encoded_part(
+    cut: Cut, rows: TokenRows, states: States, spec: StatesSpec, layers: Sequence[States] = ()
+) -> EncodedRows:
+    """Encode one part of a window. Parts can be encoded side by side.
+
+    Args:
+        cut: which part.
+        rows: the window.
+        states: [T, H] for kind "tokens", else one state for each row that has tokens.
+        spec: what is written.
+        layers: the same as `states`, of each of `spec.layers`.
+    """
+    own = tuple(column[cut.first_state : cut.last_state] for column in (states, *layers))
+    encoded = tuple(_encode(column, spec) for column in own)
+    lengths = np.diff(rows.offsets[cut.start : cut.stop + 1])
+    owners = np.repeat(np.arange(cut.stop - cut.start), _states_by_row(lengths, spec))
+    faults = np.zeros(cut.stop - cut.start, np.uint8)
+    for column in encoded[::-1]:
+        bad = np.flatnonzero(column.bad)[::-1]
+        faults[owners[bad]] = column.faults[bad]
+    return EncodedRows(start=cut.start, stop=cut.stop, states=own, owners=owners, encoded=encoded, faults=faults)
 
 
 def record_batch(
@@ -146,14 +168,9 @@ def _encode(states: States, spec: StatesSpec) -> Encoded:
     return encoded
 
 
-def _cuts(row_bytes: Int64, limit: int) -> Iterator[tuple[int, int]]:
-    """Greedy ranges of rows whose bytes stay within `limit`."""
-    ends, start = np.cumsum(row_bytes), 0
-    while start < len(row_bytes):
-        before = ends[start] - row_bytes[start]
-        stop = max(start + 1, int(np.searchsorted(ends, before + limit, side="right")))
-        yield start, stop
-        start = stop
+def _states_by_row(lengths: Int64, spec: StatesSpec) -> Int64:
+    """int64 [rows]: how many states each row has."""
+    return lengths if spec.kind == "tokens" else (lengths > 0).astype(np.int64)
 
 
 _ID_LISTS = pa.list_(pa.field("item", pa.int32(), nullable=False))

@@ -1,6 +1,6 @@
 """A function over items by several threads, with the results in the order of the items and few of them at once.
 
-For work whose loops release the interpreter's lock (numpy on large arrays). With one thread it is a plain `map`.
+For work that releases the interpreter's lock (numpy on large arrays, compressing). With one thread it is a plain `map`.
 """
 
 from collections import deque

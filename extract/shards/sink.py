@@ -2,13 +2,14 @@
 
 Knows nothing of commits or names: it writes the path it is given, and who gave it renames it once `close` has returned.
 Bytes are hashed as they pass, since the IPC writer only ever appends; reading the file again to hash it would cost as
-much as writing it. Same windows, same bytes.
+much as writing it. Same windows, same bytes, whatever number of threads encodes and compresses their record batches.
 """
 
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,8 +17,10 @@ import pyarrow as pa
 from extract.errors import ExtractError
 from extract.records import NOT_COUNTED, OUTCOMES, Int64, States, TokenRows
 from extract.shards import schema as names
-from extract.shards.batches import EncodedRows, as_stored, bytes_by_row, encoded_rows, record_batch
+from extract.shards.batches import Cut, EncodedRows, as_stored, bytes_by_row, cuts, encoded_part, record_batch
 from extract.shards.hashed_file import HashedFile
+from extract.shards.in_order import in_order
+from extract.shards.threaded_ipc import ipc_file
 from extract.shards.values import Fault, as_float32, value_type
 from extract.spec import OnBad, StatesSpec
 from extract.store import clear_write_errors
@@ -89,8 +92,8 @@ class ShardWriter:
             width: hidden size H.
             shard: number of the shard, for messages.
             on_non_finite: "record" writes such a row without states and says so in its outcome; "error" raises.
-            threads: that encode states; where there are several, hashing has one of its own. Compressing and writing
-                stay with who calls. The bytes are the same.
+            threads: that encode and compress record batches; where there are several, hashing has one of its own.
+                Writing stays with who calls. The bytes are the same.
 
         Raises:
             DiskFull, CannotWrite: from here, `write` and `close`.
@@ -102,8 +105,7 @@ class ShardWriter:
         self._num_batches = self._num_tokens = self._num_tokens_original = self._overflowed = 0
         with clear_write_errors(path):
             self._file = HashedFile(path, ahead=threads > 1)
-            self._arrow = pa.PythonFile(self._file, mode="w")
-            self._ipc = pa.ipc.new_file(self._arrow, schema, options=_write_options(states))
+            self._ipc = ipc_file(self._file, schema, _write_options(states), threads)
 
     def write(
         self,
@@ -132,12 +134,18 @@ class ShardWriter:
             _check_shape(rows, column, self._spec, self._width)
         source = as_stored(source, self._schema)
         source_bytes = bytes_by_row(source, int(rows.source_index[-1]) + 1)
-        for part in encoded_rows(rows, states, self._spec, source_bytes, layers, self._threads):
+
+        def prepared(cut: Cut) -> tuple[EncodedRows, pa.RecordBatch, Any]:
+            part = encoded_part(cut, rows, states, self._spec, layers)
+            batch = record_batch(part, rows, source, positions, self._spec, self._schema)
+            return part, batch, self._ipc.prepared(batch)
+
+        parts = cuts(rows, self._width, self._spec, source_bytes)
+        for part, batch, message in in_order(prepared, parts, self._threads):
             if self._on_non_finite == "error" and part.faults.any():
                 self._refuse(part, rows, positions)
-            batch = record_batch(part, rows, source, positions, self._spec, self._schema)
             with clear_write_errors(self.path):
-                self._ipc.write_batch(batch)
+                self._ipc.append(message)
             self._num_batches += 1
             self._overflowed += int(np.count_nonzero(part.faults == Fault.OVERFLOW))
             self._outcomes += np.bincount(np.asarray(batch.column("outcome").indices), minlength=len(OUTCOMES))
@@ -149,7 +157,6 @@ class ShardWriter:
         """Finish the file, make it durable, and say what it holds."""
         with clear_write_errors(self.path):
             self._ipc.close()
-            self._arrow.close()
             self._file.sync_and_close()
         return ShardFacts(
             sha256=self._file.sha256,
