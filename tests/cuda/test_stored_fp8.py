@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,14 @@ from test_recomputation import swapped
 
 from extract.cpu.mapped_weights import UnfitWeights
 from extract.cpu.weights import WEIGHTS_FILE, open_weights
+from extract.cuda import opening
 from extract.cuda.fp8 import FP8, quantized_weight
 from extract.cuda.fp8_weights import fp8_kinds, fp8_tensors, plain_weights
 from extract.cuda.memory import weight_bytes
+from extract.cuda.runtime import CudaRuntime
 from extract.cuda.weights_writing import file_bytes, write_tensors
+from extract.engine import contract as contracts
+from extract.engine import runtimes
 from extract.engine.contract import Contract, EngineChanged, describe_file, read_contract, write_contract
 from extract.engine.own_architecture import architecture_of
 from extract.engine.replay import states_of
@@ -256,3 +261,55 @@ def test_an_engine_that_stores_fp8_is_no_reference_for_another(output: Path, eng
         f"{engine}: an engine of torch with FP8 weights holds no plain model to compute rows again with. "
         "Say where the unquantised checkpoint, or a torch engine of it, lies: --reference CHECKPOINT"
     )
+
+
+# --- hashed while they are read -------------------------------------------------------------------------------------
+
+
+def test_weights_that_changed_are_never_handed_out(engine: Path, tmp_path: Path) -> None:
+    """Though they load: the change is a bit of one weight, and hashing ends after loading."""
+    shutil.copytree(engine, tmp_path / "engine")
+    content = bytearray((tmp_path / "engine" / WEIGHTS_FILE).read_bytes())
+    content[-5000] ^= 1
+    (tmp_path / "engine" / WEIGHTS_FILE).write_bytes(content)
+    order: list[str] = []
+    loaded, check = threading.Event(), contracts.check_files
+
+    def checked(directory: Path, contract: Contract) -> None:
+        if contract.files[0].name == WEIGHTS_FILE:
+            assert loaded.wait(30)
+        check(directory, contract)
+
+    def opened(*arguments: Any, **options: Any) -> CudaRuntime:
+        runtime = load(*arguments, **options)
+        runtime.close = lambda: order.append("closed")  # type: ignore[method-assign]
+        loaded.set()
+        return runtime
+
+    with on_this_machine(), pytest.MonkeyPatch.context() as patch:
+        load = opening.open_cuda_runtime
+        patch.setattr(opening, "open_cuda_runtime", opened)
+        patch.setattr(runtimes, "check_files", checked)
+        patch.setattr(runtimes, "replay_probe", lambda *_: order.append("probed"))
+        with pytest.raises(EngineChanged, match=r"engine file model\.safetensors has sha256"):
+            load_runtime(tmp_path / "engine")
+    assert order == ["closed"]
+
+
+def test_a_damaged_file_is_named_by_its_hash_and_not_by_what_it_broke(engine: Path, tmp_path: Path) -> None:
+    shutil.copytree(engine, tmp_path / "engine")
+    content = bytearray((tmp_path / "engine" / WEIGHTS_FILE).read_bytes())
+    content[20:30] = b"\xff" * 10  # of the header
+    (tmp_path / "engine" / WEIGHTS_FILE).write_bytes(content)
+    with on_this_machine(), pytest.raises(EngineChanged, match=r"engine file model\.safetensors has sha256"):
+        load_runtime(tmp_path / "engine")
+
+
+@pytest.mark.parametrize("name", ["decoder.json", "config.json"])
+def test_every_other_file_is_checked_before_anything_is_opened(engine: Path, tmp_path: Path, name: str) -> None:
+    shutil.copytree(engine, tmp_path / "engine")
+    (tmp_path / "engine" / name).write_text((tmp_path / "engine" / name).read_text() + "\n")
+    with on_this_machine(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(opening, "open_cuda_runtime", None)
+        with pytest.raises(EngineChanged, match=f"engine file {name} has size"):
+            load_runtime(tmp_path / "engine")
