@@ -5,7 +5,6 @@ size; whether numbers are right is asked by `gpu.numbers` on small models, and e
 not finite. On a CPU the same code runs over this machine's memory (`HostCard`).
 """
 
-import json
 import shutil
 import time
 from collections.abc import Sequence
@@ -76,37 +75,30 @@ def batch_of(rows: Sequence[Any]) -> Any:
     )
 
 
-def written(model: Any, folder: Path) -> Path:
-    """The weights and description of a base model, as an engine directory has them; made once."""
+def written(model: Any, folder: Path, *, fp8: bool = False) -> Path:
+    """The weights and description of a base model, as an engine directory has them, plain or as FP8; made once."""
     import torch
 
     from extract.cpu.architecture import ARCHITECTURE_FILE, write_architecture
     from extract.cpu.weights import WEIGHTS_FILE
+    from extract.cuda.fp8_weights import fp8_kinds, fp8_tensors
+    from extract.cuda.weights_writing import TensorKind, file_bytes, write_tensors
 
     if (folder / ARCHITECTURE_FILE).is_file():
         return folder
     folder.mkdir(parents=True, exist_ok=True)
-    weights = model.state_dict()
-    size = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
-    free = shutil.disk_usage(folder).free
+    weights, architecture = model.state_dict(), _architecture(model)
+    if fp8:
+        kinds = fp8_kinds(architecture, torch.bfloat16)
+        tensors = fp8_tensors(weights, architecture, torch.bfloat16, next(model.parameters()).device)
+    else:
+        kinds = {name: TensorKind(tensor.dtype, tuple(tensor.shape)) for name, tensor in weights.items()}
+        tensors = iter(weights.values())
+    size, free = file_bytes(kinds), shutil.disk_usage(folder).free
     if free < size + SPARE_BYTES:
         raise NotHere(f"{folder} has {free / 2**30:.1f} GiB free, weights of {size / 2**30:.1f} GiB need more")
-    header, place = {}, 0
-    for name, tensor in weights.items():
-        end = place + tensor.numel() * tensor.element_size()
-        kind = {torch.bfloat16: "BF16", torch.float32: "F32"}[tensor.dtype]
-        header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [place, end]}
-        place = end
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 64)
-    pinned = torch.empty(64 * 2**20, dtype=torch.uint8, pin_memory=next(iter(weights.values())).is_cuda)
-    with (folder / WEIGHTS_FILE).open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for tensor in weights.values():
-            for piece in tensor.contiguous().view(-1).view(torch.uint8).split(len(pinned)):
-                pinned[: len(piece)].copy_(piece)
-                file.write(memoryview(pinned[: len(piece)].numpy()))
-    write_architecture(folder, _architecture(model))
+    write_tensors(folder / WEIGHTS_FILE, kinds, tensors)
+    write_architecture(folder, architecture)
     return folder
 
 
@@ -133,7 +125,7 @@ def _architecture(model: Any) -> Any:
     )
 
 
-def made(shape: Shape, device: Any, folder: Path) -> Path:
+def made(shape: Shape, device: Any, folder: Path, *, fp8: bool = False) -> Path:
     """`written`, with weights drawn on the device where that was not done before."""
     import torch
 
@@ -142,7 +134,7 @@ def made(shape: Shape, device: Any, folder: Path) -> Path:
     if not (folder / ARCHITECTURE_FILE).is_file():
         if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < 2.2 * shape.num_weights:
             raise NotHere(f"{shape.num_weights * 2 / 2**30:.1f} GiB of weights do not fit in this card's free memory")
-        written(random_model(shape, device, torch.bfloat16), folder)
+        written(random_model(shape, device, torch.bfloat16), folder, fp8=fp8)
         if device.type == "cuda":
             torch.cuda.empty_cache()
     return folder
@@ -153,6 +145,7 @@ def contract_of(folder: Path, shape: Shape, precision: str, device: Any, pass_to
     import torch
 
     from extract.cpu.architecture import read_architecture
+    from extract.cpu.weights import WEIGHTS_FILE, holds_scales, open_weights
     from extract.cuda.attention import choose_backend
     from extract.cuda.weights import COMPUTED
     from extract.engine.contract import (
@@ -174,6 +167,8 @@ def contract_of(folder: Path, shape: Shape, precision: str, device: Any, pass_to
     here = this_device(device.type)
     attention = choose_backend(read_architecture(folder), COMPUTED[precision], device.type, here.compute_capability)
     output = "float32" if precision == "float32" else "bfloat16"
+    with open_weights(folder / WEIGHTS_FILE) as weights:
+        stored = "fp8" if holds_scales(weights) else "bfloat16"
     files = tuple(
         EngineFile(name=path.name, size=path.stat().st_size, sha256="0" * 64)
         for path in sorted(folder.iterdir())
@@ -201,7 +196,7 @@ def contract_of(folder: Path, shape: Shape, precision: str, device: Any, pass_to
             decoder="own",
         ),
         device=here,
-        precision=Precision(weights="bfloat16", activations=precision, output=output),
+        precision=Precision(weights=stored, activations=precision, output=output),
         limits=Limits(
             max_input_tokens=LIMIT,
             max_sequences=8192,
@@ -219,6 +214,14 @@ def contract_of(folder: Path, shape: Shape, precision: str, device: Any, pass_to
         probe=Probe(tolerance=0.0, sequences=()),
         measured=Measured(tokens_per_s=0.0),
     )
+
+
+def host_card(device: Any) -> Any:
+    """This machine's memory in the place of a card; `None`: there is one."""
+    from extract.cuda.host_card import HostCard
+    from extract.engine.device import this_device
+
+    return None if device.type == "cuda" else HostCard(this_device("cpu"), 2**34)
 
 
 def memory_of(folder: Path, precision: str, device: Any, *, fused: bool) -> Any:
@@ -246,7 +249,7 @@ def opened(folder: Path, shape: Shape, precision: str, device: Any, *, compiled:
     from extract.engine.device import FP8_CAPABILITY
     from extract.errors import ExtractError
 
-    card, most = None, 1024
+    card, most = host_card(device), 1024
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         if precision == "fp8" and float(f"{major}.{minor}") < FP8_CAPABILITY:
@@ -255,11 +258,6 @@ def opened(folder: Path, shape: Shape, precision: str, device: Any, *, compiled:
         most = memory.pass_tokens(torch.cuda.mem_get_info(device)[0], 1_048_576)
         if most == 0:
             raise NotHere(f"{memory.weight_bytes / 2**30:.1f} GiB of weights leave no room for a pass")
-    else:
-        from extract.cuda.host_card import HostCard
-        from extract.engine.device import this_device
-
-        card = HostCard(this_device("cpu"), 2**34)
     contract = contract_of(folder, shape, precision, device, most)
     if not compiled:
         contract = replace(contract, runtime=replace(contract.runtime, compile="none"))

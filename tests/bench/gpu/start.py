@@ -1,10 +1,15 @@
 """What it costs until the first states are there: hashing and loading weights, and three ways to compile regions.
 
+Weights are in the page cache. An FP8 engine stores half the bytes of a bfloat16 one; `ready` is what a process waits
+for it after its imports: every byte hashed, read and on the device, as a run opens engines. Beside it the same from
+plain weights, rounded by the load.
+
 `none`: plain torch between products. `jit`: torch.compile at the first pass (its disk cache is left as it is, so a
 second run of this script starts faster). `ahead`: code that was compiled once into a file, as a build does, and bound.
 """
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +30,15 @@ def measure(shape: Shape, device: Any, folder: Path, deadline: Deadline, *, tiny
     except ours.NotHere as reason:
         return {"skipped": str(reason)}
     found: dict[str, Any] = reading(folder / WEIGHTS_FILE, device)
+    stored = folder.with_name(f"{folder.name}-fp8")
+    if deadline.affords(1.0 if tiny else 30.0, "an engine that stores FP8"):
+        try:
+            ours.made(shape, device, stored, fp8=True)
+            found["stored as FP8"] = reading(stored / WEIGHTS_FILE, device)
+            found["FP8 ready"] = ready(stored, shape, device)
+            found["FP8 ready from plain weights"] = ready(folder, shape, device)
+        except ours.NotHere as reason:
+            found["stored as FP8"] = {"missing": str(reason)}
     for mode in ("none", "ahead", "jit"):
         if deadline.affords(0.0 if mode == "none" else 1.0 if tiny else 12.0, f"regions: {mode}"):
             try:
@@ -41,24 +55,24 @@ def reading(path: Path, device: Any) -> dict[str, Any]:
     import torch
 
     from extract.canonical import blocks_digest, file_digest
-    from extract.cpu.mapped_weights import WeightsFile
+    from extract.cpu.mapped_weights import FP8, PLAIN, WeightsFile
     from extract.cuda.loading import WeightsLoader
 
     size = path.stat().st_size
 
     def loaded() -> None:
         with WeightsFile(path) as file, WeightsLoader(file, device) as loader:
-            arrays = [file.tensor(name) for name in sorted(file.names)]
-            loader.begin(arrays[:4])
+            arrays = [file.tensor(name, types=PLAIN + FP8) for name in sorted(file.names)]
             for place, array in enumerate(arrays):
-                loader.begin(arrays[place : place + 4])
+                for soon in arrays[place : place + 4]:
+                    loader.begin(soon)
                 loader.take(array)
 
     def plainly() -> None:
         with WeightsFile(path) as file, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for name in sorted(file.names):
-                torch.from_numpy(file.tensor(name)).to(device, copy=True)
+                torch.from_numpy(file.tensor(name, types=PLAIN + FP8)).to(device, copy=True)
 
     ways = {
         "hashed as one stream": lambda: file_digest(path),
@@ -71,6 +85,34 @@ def reading(path: Path, device: Any) -> dict[str, Any]:
         seconds = timed(lambda work=work: on_host(device, work), at_least_s=0.0, runs=2, most=2).fastest
         rates[f"GB/s {name}"] = size / seconds / 1e9
     return {"file_gib": size / 2**30} | rates
+
+
+def ready(folder: Path, shape: Shape, device: Any) -> dict[str, Any]:
+    """Seconds and GB/s until an FP8 engine is open: its files hashed, and its weights on the device."""
+    from dataclasses import replace
+
+    from extract.cuda.opening import open_cuda_runtime
+    from extract.engine.contract import describe_file
+    from extract.engine.runtimes import load_while_hashing
+
+    contract = ours.contract_of(folder, shape, "fp8", device, 1024)
+    contract = replace(contract, runtime=replace(contract.runtime, compile="none"))
+    hashed = tuple(describe_file(folder / file.name) for file in contract.files)
+    contract = replace(contract, files=hashed)
+    size = sum(file.size for file in hashed)
+
+    def opened() -> Any:
+        return open_cuda_runtime(folder, contract, card=ours.host_card(device))
+
+    def once(work: Callable[[], Any]) -> float:
+        return on_host(device, lambda: work().close())
+
+    ways = {"hashed while read": lambda: load_while_hashing(folder, contract, opened), "read alone": opened}
+    fastest = {
+        name: timed(lambda work=work: once(work), at_least_s=0.0, runs=2, most=2).fastest for name, work in ways.items()
+    }
+    seconds = fastest["hashed while read"]
+    return {"gib": size / 2**30, "s": seconds, "s without hashing": fastest["read alone"], "GB/s": size / seconds / 1e9}
 
 
 def _mode(mode: str, shape: Shape, device: Any, folder: Path, deadline: Deadline, *, tiny: bool) -> dict[str, Any]:
