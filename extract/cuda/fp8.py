@@ -28,7 +28,7 @@ def quantized(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     values = values.float()
     peak = values.abs().amax(dim=-1, keepdim=True)
     scale = peak.clamp(min=LEAST_PEAK) / LARGEST
-    return (values / scale).clamp(-LARGEST, LARGEST).to(FP8), scale
+    return (values / scale).clamp_(-LARGEST, LARGEST).to(FP8), scale
 
 
 def quantized_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -99,7 +99,7 @@ def memory_model(
     added = 3 * (stream + read) + hidden * other
     if not fused:  # norms, rotary positions and gates step by step
         attention += 12 * (query + kv)
-        mlp += 16 * inner
+        mlp += (20 if precision == "fp8" else 16) * inner
         added += 12 * hidden
     fixed = 0
     if backend == "plain":  # padded queries, keys and values of some sequences, and their scores
