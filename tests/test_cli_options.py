@@ -14,7 +14,9 @@ import pytest
 
 import extract
 from extract.cli import COMMANDS, cli
-from extract.cli.options import JOB_OPTIONS, TABLES, job_options
+from extract.cli.job_options import JOB_OPTIONS, TABLES, job_options
+from extract.cli.recipe_options import RECIPE_OPTIONS, recipe_options
+from extract.engine.recipe import Recipe
 from extract.spec import JobSpec
 
 JOB = """
@@ -194,7 +196,9 @@ def _each(value: object) -> tuple[object, ...]:
 @functools.cache
 def attributes_read() -> frozenset[str]:
     """Every `.name` in the package, except where the spec and its options are defined."""
-    files = [path for path in Path(extract.__file__).parent.rglob("*.py") if path.name not in ("spec.py", "options.py")]
+    files = [
+        path for path in Path(extract.__file__).parent.rglob("*.py") if path.name not in ("spec.py", "job_options.py")
+    ]
     nodes = (node for path in files for node in ast.walk(ast.parse(path.read_text())))
     return frozenset(node.attr for node in nodes if isinstance(node, ast.Attribute))
 
@@ -221,3 +225,60 @@ def test_an_option_goes_over_the_same_key_of_the_job_spec_and_leaves_the_others(
 
 def test_a_shipped_job_is_found_by_its_name():
     assert parsed(["demo"]).output == "demo/out"
+
+
+RECIPE_FILE_ONLY = {"high_precision", "mlp", "keep_head", "architectures", "description"}
+"""Keys that are too long to type, or that nobody changes from build to build."""
+
+RECIPE_VALUES = {
+    "runtime": "tensorrt-llm",
+    "device": "cpu",
+    "dtype": "float16",
+    "max_input_tokens": 64,
+    "max_sequences": 7,
+    "max_tokens": 4096,
+    "pass_tokens": 512,
+    "decoder": "own",
+    "compile": "jit",
+    "micro_batch": 64,
+    "threads": 3,
+    "layout": "packed",
+    "states": "last",
+    "cache": "paged",
+    "card_memory_gib": 24.0,
+}
+"""A value other than the default for each key that has an option."""
+
+
+def recipe_of(arguments: list[str]) -> Recipe:
+    """The recipe that `build` would receive."""
+    received = []
+
+    @click.command()
+    @recipe_options
+    def command(recipe: Recipe) -> None:
+        received.append(recipe)
+
+    command.main(arguments, standalone_mode=False)
+    return received[0]
+
+
+def test_every_key_of_a_recipe_has_one_option_or_none_on_purpose():
+    keys = [option.key for option in RECIPE_OPTIONS]
+    assert sorted(keys) == sorted({field.name for field in dataclasses.fields(Recipe)} - RECIPE_FILE_ONLY)
+    assert len({option.flag for option in RECIPE_OPTIONS}) == len(keys)
+
+
+@pytest.mark.parametrize("option", RECIPE_OPTIONS, ids=lambda option: option.flag)
+def test_an_option_of_build_sets_its_key_of_the_recipe_and_no_other(option):
+    value = RECIPE_VALUES[option.key]
+    needed = {"runtime": "tensorrt-llm"} if option.flag in ("--states", "--cache", "--card-memory") else {}
+    given = [part for key, one in needed.items() for part in (f"--{key}", one)]
+    assert recipe_of([*given, option.flag, str(value)]) == dataclasses.replace(Recipe(**needed), **{option.key: value})
+
+
+def test_an_option_of_build_goes_over_the_same_key_of_the_recipe(tmp_path):
+    file = tmp_path / "recipe.toml"
+    file.write_text('dtype = "float32"\nthreads = 2\n')
+    recipe = recipe_of(["--recipe", str(file), "--threads", "1"])
+    assert recipe == Recipe(dtype="float32", threads=1)

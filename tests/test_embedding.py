@@ -379,7 +379,7 @@ def test_the_command_says_what_it_took_from_where(model, rows, tmp_path, capsys)
 def test_a_prompt_and_the_name_of_one_are_a_usage_error(tmp_path, capsys):
     ended = command(capsys, "embed", "m", "d", "-o", tmp_path / "out", "--prompt", "a", "--prompt-name", "b")
     assert ended.code == 2
-    assert "--prompt and --prompt-name: give one of them." in ended.err
+    assert "--prompt and --prompt-name do not go together." in ended.err
 
 
 def test_a_tokenizer_that_ends_texts_with_nothing_brings_up_a_note(llama_checkpoint, rows, tmp_path):

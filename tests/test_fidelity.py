@@ -559,4 +559,4 @@ class TestCommand:
     def test_a_column_without_data_is_a_mistake(self, engines: Engines, capsys):
         ended = extract(capsys, "fidelity", engines.engine("gpt2"), "--reference", "x", "--column", "y")
         assert ended.code == 2
-        assert "give --data too" in ended.err
+        assert "--column and --input go with --data." in ended.err

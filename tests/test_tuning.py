@@ -486,7 +486,7 @@ def test_the_command_writes_recipe_and_picture_and_prints_the_table(tied, short_
     ("words", "message"),
     [
         (["--precisions", "float8"], "precisions: 'float8' is not what this"),
-        (["--threads", "two"], "'two' is not whole numbers with commas between them."),
+        (["--threads", "two"], "'two' is not a list of whole numbers such as 1,2."),
         (["--threads", "0"], "threads: 0 is no number of threads"),
         (["--plot", "curves.pdf"], "curves.pdf: pictures are .svg or .png."),
         (

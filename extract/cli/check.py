@@ -4,8 +4,8 @@ from typing import Any, get_args
 
 import click
 
-from extract.cli.options import PLACE, json_option
-from extract.records import Outcome
+from extract.cli.options import PLACE, json_option, progress_option, row_options, say_on_stderr
+from extract.progress import Progress
 from extract.report import derived_text, emit, summary_text, verification_text
 from extract.spec import Compression, ValueType
 from extract.storage import Place
@@ -56,7 +56,7 @@ def verify_command(
         repair=repair,
         engine=engine,
         reference=reference,
-        say=lambda message: click.echo(message, err=True),
+        say=say_on_stderr,
     )
     emit(found, verification_text, as_json)
 
@@ -65,14 +65,7 @@ def verify_command(
 @click.argument("out", metavar="OUT", type=PLACE)
 @click.option("-o", "--output", metavar="OUT2", required=True, type=PLACE, help="New output directory.")
 @click.option("--shards", metavar="RANGES", help="Only these shards, such as 3,5-7.  [default: all]")
-@click.option("--rows", metavar="RANGES", help="Only these source rows, such as 0-99,250.  [default: all]")
-@click.option(
-    "--outcome",
-    "outcomes",
-    multiple=True,
-    type=click.Choice([str(outcome) for outcome in Outcome]),
-    help="Only rows that ended so; may be given several times.  [default: all]",
-)
+@row_options
 @click.option("--engine", metavar="DIR", help="Compute with this engine.  [default: the one that made OUT]")
 @click.option("--cast", type=click.Choice(get_args(ValueType)), help="Stored type.  [default: as in OUT]")
 @click.option("--pool", type=click.Choice(["last", "mean", "first"]), help="One state a row.  [default: as in OUT]")
@@ -86,7 +79,7 @@ def verify_command(
     "--compression", type=click.Choice(get_args(Compression)), help="Of the shard files.  [default: as in OUT]"
 )
 @click.option("--compression-level", metavar="1-19", type=click.IntRange(1, 19), help="Of zstd.  [default: as in OUT]")
-@click.option("--quiet", is_flag=True, help="No progress on stderr.")
+@progress_option
 @json_option
 def reprocess_command(
     out: Place,
@@ -100,7 +93,7 @@ def reprocess_command(
     rows_per_shard: int | None,
     compression: Any,
     compression_level: int | None,
-    quiet: bool,
+    progress: Progress,
     as_json: bool,
 ) -> None:
     """Make another output from OUT; never in place.
@@ -115,7 +108,6 @@ def reprocess_command(
         extract reprocess out --outcome non_finite --cast float32 -o out-again
     """
     from extract.derivation import Change, derive
-    from extract.progress import Progress
     from extract.reprocessing import respec
     from extract.runners.local import run
 
@@ -126,7 +118,6 @@ def reprocess_command(
         compression=compression,
         compression_level=compression_level,
     )
-    progress = Progress(quiet=quiet)
     if shards or rows or outcomes or engine:
         spec = respec(out, output, shards=shards, rows=rows, outcomes=outcomes, engine=engine, change=change)
         emit(run(spec, progress=progress), summary_text, as_json)

@@ -5,8 +5,10 @@ from typing import Any, get_args
 
 import click
 
-from extract.cli.options import chosen_job_options, json_option
+from extract.cli.job_options import chosen_job_options
+from extract.cli.options import json_option, progress_option, revision_option
 from extract.engine.recipe import DType
+from extract.progress import Progress
 from extract.report import embedded_text, emit
 from extract.spec import JobSpec, OutputKind, ValueType
 
@@ -60,9 +62,9 @@ TAKEN = (
 @click.option(
     "--dtype", type=click.Choice(get_args(ValueType)), default="float32", show_default=True, help="Stored type."
 )
-@click.option("--revision", metavar="REV", help="Branch, tag or commit of a hub checkpoint.  [default: main]")
+@revision_option
 @click.option("--workers", type=click.IntRange(min=1), default=1, metavar="PROCESSES", help="As of run.  [default: 1]")
-@click.option("--quiet", is_flag=True, help="No steps and no progress on stderr.")
+@progress_option
 @chosen_job_options(*TAKEN)
 @json_option
 def embed_command(
@@ -78,7 +80,7 @@ def embed_command(
     dtype: str,
     revision: str | None,
     workers: int,
-    quiet: bool,
+    progress: Progress,
     as_json: bool,
     tables: dict[str, dict[str, Any]],
 ) -> None:
@@ -95,11 +97,10 @@ def embed_command(
     """
     from extract.embedding import embed
     from extract.engine.recipe import Recipe, override
-    from extract.progress import Progress
     from extract.settings import parse
 
     if prompt is not None and prompt_name is not None:
-        raise click.UsageError("--prompt and --prompt-name: give one of them.")
+        raise click.UsageError("--prompt and --prompt-name do not go together.")
     tables["source"]["path"] = data
     tables["states"] |= {"dtype": dtype, "kind": "last"}
     spec = parse(JobSpec, tables, "options")
@@ -117,7 +118,7 @@ def embed_command(
         states=spec.states,
         run_spec=spec.run,
         revision=revision,
-        progress=Progress(quiet=quiet),
+        progress=progress,
         workers=workers,
     )
     emit(embedded, embedded_text, as_json)

@@ -5,9 +5,9 @@ from typing import Any, get_args
 
 import click
 
-from extract.cli.options import PLACE, json_option
+from extract.cli.options import PLACE, json_option, progress_option, row_options
 from extract.exporting.request import Kind
-from extract.records import Outcome
+from extract.progress import Progress
 from extract.report import emit, exported_text
 from extract.spec import ValueType
 from extract.storage import Place
@@ -17,14 +17,7 @@ from extract.storage import Place
 @click.argument("out", metavar="OUT", type=PLACE)
 @click.option("--to", "kind", required=True, type=click.Choice(get_args(Kind)), help="What to write; see above.")
 @click.option("-o", "--output", metavar="DIR", required=True, type=click.Path(path_type=Path), help="New directory.")
-@click.option("--rows", metavar="RANGES", help="Only these source rows, such as 0-99,250.  [default: all]")
-@click.option(
-    "--outcome",
-    "outcomes",
-    multiple=True,
-    type=click.Choice([str(outcome) for outcome in Outcome]),
-    help="Only rows that ended so; may be given several times.  [default: all]",
-)
+@row_options
 @click.option("--cast", type=click.Choice(get_args(ValueType)), help="Type of the states.  [default: as in OUT]")
 @click.option("--unfinished", is_flag=True, help="Export what is committed of an output that is not complete.")
 @click.option(
@@ -54,7 +47,7 @@ from extract.storage import Place
     type=click.IntRange(min=1),
     help="safetensors: most rows of a file.  [default: 4,096]",
 )
-@click.option("--quiet", is_flag=True, help="No progress on stderr.")
+@progress_option
 @json_option
 def export_command(
     out: Place,
@@ -70,7 +63,7 @@ def export_command(
     context: int | None,
     hook: str | None,
     rows_per_file: int | None,
-    quiet: bool,
+    progress: Progress,
     as_json: bool,
 ) -> None:
     """Write an output as files that other tools read; needs no model.
@@ -97,13 +90,12 @@ def export_command(
         extract export out --to npy --cast float32 --outcome ok -o out-npy
     """
     from extract.exporting.export import export
-    from extract.progress import Progress
 
     found = export(
         out,
         output,
         kind=kind,
-        progress=Progress(quiet=quiet),
+        progress=progress,
         rows=rows,
         outcomes=outcomes,
         cast=cast,

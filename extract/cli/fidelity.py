@@ -1,11 +1,12 @@
 """`extract fidelity`: an engine against the unquantised model."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from extract.cli.options import choices_of, json_option
+from extract.cli.options import allow_pickle_option, choices_of, json_option, revision_option, steps_option
 from extract.report import emit
 from extract.spec import SourceSpec
 
@@ -70,11 +71,9 @@ DEFAULTS = SourceSpec(path="any")
     type=click.IntRange(min=1),
     help="CPU threads of the engine.  [default: the engine's number]",
 )
-@click.option("--revision", metavar="REV", help="Branch, tag or commit of a hub checkpoint.  [default: main]")
-@click.option(
-    "--allow-pickle", is_flag=True, help="Read the reference from pickled .bin files, through the safe loader."
-)
-@click.option("--quiet", is_flag=True, help="No steps on stderr.")
+@revision_option
+@allow_pickle_option
+@steps_option
 @json_option
 def fidelity_command(
     engine: Path,
@@ -91,7 +90,7 @@ def fidelity_command(
     threads: int | None,
     revision: str | None,
     allow_pickle: bool,
-    quiet: bool,
+    say: Callable[[str], None],
     as_json: bool,
 ) -> None:
     """Say how far an engine is from the unquantised model.
@@ -117,46 +116,28 @@ def fidelity_command(
     from extract.fidelity_check.table import fidelity_text
 
     if not data and (column is not None or kind is not None):
-        raise click.UsageError("--column and --input say what of --data is read; give --data too.")
+        raise click.UsageError("--column and --input go with --data.")
     if not rank_layers and (kl_budget is not None or output is not None):
-        raise click.UsageError("--kl-budget and --output belong to --rank-layers; give it too.")
+        raise click.UsageError("--kl-budget and --output go with --rank-layers.")
     if rank_layers and (max_kl is not None or write):
-        raise click.UsageError("--max-kl and --write hold a whole engine; leave them out with --rank-layers.")
+        raise click.UsageError("--max-kl and --write do not go with --rank-layers.")
     if output is not None and kl_budget is None:
-        raise click.UsageError("--output writes the recipe for a --kl-budget; give it too.")
+        raise click.UsageError("--output goes with --kl-budget.")
     source = SourceSpec(path=data, column=column or DEFAULTS.column, input=kind or DEFAULTS.input) if data else None
 
-    def say(message: str) -> None:
-        if not quiet:
-            click.echo(message, err=True)
-
+    compared: dict[str, Any] = {
+        "source": source,
+        "rows": rows,
+        "threads": threads,
+        "revision": revision,
+        "allow_pickle": allow_pickle,
+        "say": say,
+    }
     if rank_layers:
-        ranking = ranked(
-            engine,
-            reference,
-            source=source,
-            rows=rows,
-            kl_budget=kl_budget,
-            recipe=output,
-            threads=threads,
-            revision=revision,
-            allow_pickle=allow_pickle,
-            say=say,
-        )
+        ranking = ranked(engine, reference, kl_budget=kl_budget, recipe=output, **compared)
         emit(ranking, ranking_text, as_json)
         check_budget(ranking)
         return
-    found = fidelity(
-        engine,
-        reference,
-        source=source,
-        rows=rows,
-        max_kl=max_kl,
-        write=write,
-        threads=threads,
-        revision=revision,
-        allow_pickle=allow_pickle,
-        say=say,
-    )
+    found = fidelity(engine, reference, max_kl=max_kl, write=write, **compared)
     emit(found, fidelity_text, as_json)
     check(found)

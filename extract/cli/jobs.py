@@ -2,7 +2,9 @@
 
 import click
 
-from extract.cli.options import PLACE, job_options, json_option
+from extract.cli.job_options import job_options
+from extract.cli.options import PLACE, json_option, progress_option, say_on_stderr
+from extract.progress import Progress
 from extract.report import emit, finalized_text, plan_text, status_text, stripe_text, summary_text
 from extract.runners.patience import USUAL_PATIENCE, Patience
 from extract.spec import JobSpec
@@ -61,7 +63,7 @@ def plan_command(spec: JobSpec, as_json: bool) -> None:
     help="With several workers: replace one that makes no progress for so long.  "
     f"[default: {USUAL_PATIENCE.stall_timeout_s:.0f}]",
 )
-@click.option("--quiet", is_flag=True, help="No progress on stderr.")
+@progress_option
 @json_option
 def run_command(
     spec: JobSpec,
@@ -72,7 +74,7 @@ def run_command(
     address: str | None,
     boot_timeout: float | None,
     stall_timeout: float | None,
-    quiet: bool,
+    progress: Progress,
     as_json: bool,
 ) -> None:
     """Run a job, or go on with it after a stop, a kill or a crash.
@@ -86,7 +88,6 @@ def run_command(
     Example:
         extract run jobs/demo.toml --engine engine -o out
     """
-    from extract.progress import Progress
     from extract.runners.local import run
     from extract.runners.stripes import run_stripe
 
@@ -103,7 +104,6 @@ def run_command(
             raise click.UsageError(f"{option} is more than 0 seconds.")
         if asked is not None and on != "ray" and (workers or 1) == 1:
             raise click.UsageError(f"{option} goes with --workers 2 or more, or --on ray.")
-    progress = Progress(quiet=quiet)
     patience = Patience(
         boot_timeout_s=boot_timeout or USUAL_PATIENCE.boot_timeout_s,
         stall_timeout_s=stall_timeout or USUAL_PATIENCE.stall_timeout_s,
@@ -155,4 +155,4 @@ def status_command(out: Place, as_json: bool) -> None:
     """
     from extract.status import status
 
-    emit(status(out, say=lambda message: click.echo(message, err=True)), status_text, as_json)
+    emit(status(out, say=say_on_stderr), status_text, as_json)

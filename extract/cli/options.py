@@ -1,152 +1,84 @@
-"""Options that commands share, and how they become a job spec: a TOML file first, options over it."""
+"""Options that several commands share, and the types of their values.
 
-import dataclasses
+A decorator adds an option and hands the command what it stands for: not `--quiet`, but the function that says a step.
+"""
+
 import functools
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass
 from typing import Any, TypeVar, get_args, get_type_hints
 
 import click
 
-from extract import assets
-from extract.settings import parse, read_toml
-from extract.spec import JobSpec, RunSpec, SourceSpec, StatesSpec, TextSpec
+from extract.progress import Progress
+from extract.records import Outcome
 from extract.storage import Place, locate
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-TABLES: dict[str, type[Any]] = {"source": SourceSpec, "text": TextSpec, "states": StatesSpec, "run": RunSpec}
-
-
-@dataclass(frozen=True, slots=True)
-class JobOption:
-    """One option of `plan` and `run`, and the key of the job spec that it sets."""
-
-    table: str
-    key: str
-    flag: str
-    help: str
-    metavar: str | None = None
-
-
-JOB_OPTIONS = (
-    JobOption("source", "path", "--data", "File, glob, directory or dataset; may be given several times.", "PATH"),
-    JobOption("source", "format", "--format", "How the data is stored; auto looks at names and contents."),
-    JobOption("source", "column", "--column", "Input column; dots reach into structs.", "NAME"),
-    JobOption("source", "input", "--input", "What the input column holds."),
-    JobOption("source", "id_column", "--id-column", "Column copied to the output as `id`.", "NAME"),
-    JobOption("source", "carry", "--carry", "Column copied as it is; may be given several times.", "NAME"),
-    JobOption("source", "limit", "--limit", "Only the first rows of the source.", "ROWS"),
-    JobOption("source", "rows", "--rows", "Only these positions of the source, such as 0-99,250.", "RANGES"),
-    JobOption("source", "name", "--dataset-config", "Configuration of a Hugging Face dataset.", "NAME"),
-    JobOption("source", "split", "--split", "Split of a Hugging Face dataset.", "NAME"),
-    JobOption("source", "revision", "--revision", "Branch, tag or commit of a Hugging Face dataset.", "REV"),
-    JobOption("source", "streaming", "--streaming", "Stream a Hugging Face dataset instead of downloading it first."),
-    JobOption(
-        "text", "max_input_tokens", "--max-input-tokens", "Most tokens of a row; at most the engine's limit.", "TOKENS"
-    ),
-    JobOption("text", "on_long", "--on-long", "What to do with longer rows."),
-    JobOption("text", "truncation_side", "--truncation-side", "Side that is cut off; auto is the tokenizer's own."),
-    JobOption("text", "chunk_overlap", "--chunk-overlap", "Tokens a chunk repeats, with --on-long chunk.", "TOKENS"),
-    JobOption("text", "special_tokens", "--special-tokens", "Which special tokens are added."),
-    JobOption(
-        "text", "split_special_tokens", "--split-special-tokens", "Special tokens written in the text are plain text."
-    ),
-    JobOption("text", "prefix", "--prefix", "Text put before each row's text.", "TEXT"),
-    JobOption("text", "on_null", "--on-null", "Rows without a text."),
-    JobOption("text", "on_empty", "--on-empty", "Rows with an empty text."),
-    JobOption("text", "on_bad_text", "--on-bad-text", "Rows that are no valid text."),
-    JobOption("text", "on_non_finite", "--on-non-finite", "Rows whose states are NaN, infinite or too large to store."),
-    JobOption("text", "add_generation_prompt", "--add-generation-prompt", "End chats with the assistant's opening."),
-    JobOption("states", "kind", "--kind", "States of every token, or one a row."),
-    JobOption("states", "dtype", "--dtype", "Stored type; int8 is half the size, rotated, with a scale a state."),
-    JobOption("states", "compression", "--compression", "Of the shard files."),
-    JobOption("states", "compression_level", "--compression-level", "Of zstd.", "1-19"),
-    JobOption("states", "normalize", "--normalize", "Scale pooled states to unit length."),
-    JobOption(
-        "states", "layers", "--layers", "Also store the states after these decoder layers, such as 2,15,-1.", "NUMBERS"
-    ),
-    JobOption("states", "input_ids", "--input-ids/--no-input-ids", "Store the token ids beside the states."),
-    JobOption("states", "rows_per_shard", "--rows-per-shard", "Source rows of a shard file.", "ROWS"),
-    JobOption("states", "record_batch_bytes", "--record-batch-bytes", "Size of a record batch.", "BYTES"),
-    JobOption("states", "reserve_bytes", "--reserve-bytes", "Disk space that a run leaves free.", "BYTES"),
-    JobOption("run", "max_sequences", "--max-sequences", "Most sequences of one forward pass.", "SEQUENCES"),
-    JobOption("run", "max_tokens", "--max-tokens", "Token budget of one forward pass.", "TOKENS"),
-    JobOption("run", "threads", "--threads", "CPU threads of the forward pass.", "THREADS"),
-    JobOption("run", "share", "--share/--no-share", "Compute common prefixes and duplicates of a pass once."),
-    JobOption("run", "overlap", "--overlap/--sequential", "Tokenise and write beside the forward pass."),
-    JobOption("run", "fingerprint", "--fingerprint", "Which of several engines may make a shard: one for all, or any."),
-)
-
-NONE_MEANS = {
-    "carry": "none",
-    "id_column": "none",
-    "layers": "none",
-    "limit": "all",
-    "max_input_tokens": "the engine's limit",
-    "max_sequences": "the engine's limit",
-    "max_tokens": "the engine's limit",
-    "name": "the dataset's only one",
-    "prefix": "none",
-    "revision": "main",
-    "rows": "all",
-    "rows_per_shard": "chosen by size",
-    "threads": "the engine's number, else all that this process may use",
-}
-"""What an option that is not given stands for, where the spec's default does not say it."""
-
-
-def job_options(command: F) -> F:
-    """Add the job spec argument and every job option; the command receives one `spec: JobSpec`."""
-
-    @functools.wraps(command)
-    def with_spec(**given: Any) -> Any:
-        tables = {option: given.pop(f"job_{option.table}_{option.key}") for option in JOB_OPTIONS}
-        path, engines, output = given.pop("spec"), given.pop("engine"), given.pop("output")
-        return command(spec=_spec(path, engines, output, tables), **given)
-
-    wrapped: Any = with_spec
-    for option in reversed(JOB_OPTIONS):
-        wrapped = _click_option(option)(wrapped)
-    wrapped = click.option("-o", "--output", metavar="DIR", help="Output directory.  [default: the job spec's]")(
-        wrapped
-    )
-    wrapped = click.option(
-        "--engine",
-        metavar="DIR",
-        multiple=True,
-        help="Engine directory; several are tried in turn by each worker.  [default: the job spec's]",
-    )(wrapped)
-    decorated: F = click.argument("spec", required=False, metavar="[SPEC]")(wrapped)
-    return decorated
-
-
-def chosen_job_options(*keys: str) -> Callable[[F], F]:
-    """Add some of the job options; the command receives `tables`, what was given by table and key."""
-    chosen = [option for option in JOB_OPTIONS if option.key in keys]
-
-    def with_options(command: F) -> F:
-        @functools.wraps(command)
-        def with_tables(**given: Any) -> Any:
-            tables: dict[str, dict[str, Any]] = {table: {} for table in TABLES}
-            for option in chosen:
-                value = given.pop(f"job_{option.table}_{option.key}")
-                if value not in (None, ()):
-                    tables[option.table][option.key] = value
-            return command(tables=tables, **given)
-
-        wrapped: Any = with_tables
-        for option in reversed(chosen):
-            wrapped = _click_option(option)(wrapped)
-        decorated: F = wrapped
-        return decorated
-
-    return with_options
 
 
 def json_option(command: F) -> F:
     """`--json`: results as one JSON document on stdout."""
     return click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")(command)
+
+
+def steps_option(command: F) -> F:
+    """`--quiet`; the command receives `say`, which puts a line on stderr unless it is given."""
+
+    @functools.wraps(command)
+    def with_say(*, quiet: bool, **given: Any) -> Any:
+        return command(say=_say_nothing if quiet else say_on_stderr, **given)
+
+    wrapped: Any = with_say
+    decorated: F = click.option("--quiet", is_flag=True, help="No steps on stderr.")(wrapped)
+    return decorated
+
+
+def progress_option(command: F) -> F:
+    """`--quiet`; the command receives `progress`, which shows nothing where it is given."""
+
+    @functools.wraps(command)
+    def with_progress(*, quiet: bool, **given: Any) -> Any:
+        return command(progress=Progress(quiet=quiet), **given)
+
+    wrapped: Any = with_progress
+    decorated: F = click.option("--quiet", is_flag=True, help="No progress on stderr.")(wrapped)
+    return decorated
+
+
+def revision_option(command: F) -> F:
+    """`--revision` of a checkpoint on the hub."""
+    return click.option(
+        "--revision", metavar="REV", help="Branch, tag or commit of a hub checkpoint.  [default: main]"
+    )(command)
+
+
+def allow_pickle_option(command: F) -> F:
+    """`--allow-pickle` of a checkpoint."""
+    return click.option(
+        "--allow-pickle", is_flag=True, help="Read weights from pickled .bin files, through the safe loader."
+    )(command)
+
+
+def row_options(command: F) -> F:
+    """`--rows` and `--outcome`: which rows of an output; the command receives `rows` and `outcomes`."""
+    outcome = click.option(
+        "--outcome",
+        "outcomes",
+        multiple=True,
+        type=click.Choice([str(outcome) for outcome in Outcome]),
+        help="Only rows that ended so; may be given several times.  [default: all]",
+    )
+    rows = click.option("--rows", metavar="RANGES", help="Only these source rows, such as 0-99,250.  [default: all]")
+    return rows(outcome(command))
+
+
+def say_on_stderr(message: str) -> None:
+    """One line for a person; stdout is for results."""
+    click.echo(message, err=True)
+
+
+def _say_nothing(message: str) -> None:
+    """What is said of steps with `--quiet`."""
 
 
 class PlaceType(click.ParamType[Place]):
@@ -167,6 +99,9 @@ class NumbersType(click.ParamType[tuple[int, ...]]):
 
     name = "numbers"
 
+    def __init__(self, example: str) -> None:
+        self.example = example
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
         """See `click.ParamType.convert`."""
         if isinstance(value, tuple):
@@ -174,7 +109,17 @@ class NumbersType(click.ParamType[tuple[int, ...]]):
         try:
             return tuple(int(number) for number in str(value).split(","))
         except ValueError:
-            self.fail(f"{value!r} is not a list of whole numbers such as 2,15,-1.", param, ctx)
+            self.fail(f"{value!r} is not a list of whole numbers such as {self.example}.", param, ctx)
+
+
+class NamesType(click.ParamType[tuple[str, ...]]):
+    """Names with commas between them."""
+
+    name = "names"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        """See `click.ParamType.convert`."""
+        return value if isinstance(value, tuple) else tuple(part.strip() for part in value.split(",") if part.strip())
 
 
 def choices_of(settings: type[Any], key: str) -> list[str]:
@@ -182,58 +127,10 @@ def choices_of(settings: type[Any], key: str) -> list[str]:
     return list(get_args(get_type_hints(settings)[key]))
 
 
-def _spec(path: str | None, engines: tuple[str, ...], output: str | None, options: dict[JobOption, Any]) -> JobSpec:
-    table: dict[str, Any] = {}
-    where = "options"
-    if path is not None:
-        file = assets.find("jobs", path)
-        table, where = read_toml(file), str(file)
-    given = {option: value for option, value in options.items() if value not in (None, ())}
-    if path is not None and given:
-        where += ", options over it"
-    for option, value in given.items():
-        inner = table.setdefault(option.table, {})
-        if isinstance(inner, dict):
-            inner[option.key] = value
-    if engines:
-        table |= {"engine": engines[0], "other_engines": engines[1:]}
-    if output is not None:
-        table["output"] = output
-    if path is None and "path" not in table.get("source", {}):
-        raise click.UsageError("No data given. Name a job spec, or give --data PATH.")
-    return parse(JobSpec, table, where)
-
-
-def _click_option(option: JobOption) -> Callable[[Any], Any]:
-    cls = TABLES[option.table]
-    hint = get_type_hints(cls)[option.key]
-    field = next(field for field in dataclasses.fields(cls) if field.name == option.key)
-    default = None if field.default is MISSING else field.default
-    shown = _shown_default(option, default)
-    help_text = f"{option.help}  [default: {shown}]" if shown else option.help
-    attributes: dict[str, Any] = {"default": None, "help": help_text, "metavar": option.metavar}
+def value_type(settings: type[Any], key: str) -> Any:
+    """What click makes of the value of a field: one of its choices, a number, or text."""
+    hint = get_type_hints(settings)[key]
     kinds = [kind for kind in (get_args(hint) or (hint,)) if kind is not type(None)]
-    if option.key in ("path", "carry"):
-        attributes["multiple"] = True
-    elif option.key == "layers":
-        attributes["type"] = NumbersType()
-    elif hint is bool:
-        attributes.pop("metavar")
-        if "/" not in option.flag:
-            attributes["is_flag"] = True
-            attributes["flag_value"] = True
-    elif all(isinstance(kind, str) for kind in kinds):
-        attributes["type"] = click.Choice(kinds)
-    elif int in kinds:
-        attributes["type"] = int
-    return click.option(option.flag, f"job_{option.table}_{option.key}", **attributes)
-
-
-def _shown_default(option: JobOption, default: object) -> str:
-    if option.key in NONE_MEANS:
-        return NONE_MEANS[option.key]
-    if default is True or default is False:
-        return option.flag.split("/")[0 if default else 1].removeprefix("--") if "/" in option.flag else ""
-    if default in (None, (), ""):
-        return ""
-    return f"{default:,}" if isinstance(default, int) else str(default)
+    if all(isinstance(kind, str) for kind in kinds):
+        return click.Choice(kinds)
+    return next((kind for kind in (int, float) if kind in kinds), str)

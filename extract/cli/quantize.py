@@ -1,11 +1,12 @@
 """`extract quantize`: an FP8 checkpoint for engines of TensorRT-LLM."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from extract.cli.options import json_option
+from extract.cli.options import json_option, revision_option, steps_option
 from extract.engine.recipe import Recipe
 from extract.report import emit, quantized_text
 from extract.spec import SourceSpec
@@ -53,8 +54,8 @@ CALIBRATION_ROWS = 512
     show_default=True,
     help="Type of the cache of engines with --cache paged; fp8 measures its scales too.",
 )
-@click.option("--revision", metavar="REV", help="Branch, tag or commit of a hub checkpoint.  [default: main]")
-@click.option("--quiet", is_flag=True, help="No steps on stderr.")
+@revision_option
+@steps_option
 @json_option
 def quantize_command(
     checkpoint: str,
@@ -66,7 +67,7 @@ def quantize_command(
     max_input_tokens: int,
     cache: Any,
     revision: str | None,
-    quiet: bool,
+    say: Callable[[str], None],
     as_json: bool,
 ) -> None:
     """Quantise a checkpoint, once, for every engine built from it.
@@ -82,7 +83,7 @@ def quantize_command(
     from extract.quantizing import quantize
 
     if column is not None and not calibration:
-        raise click.UsageError("--column: only with --calibration.")
+        raise click.UsageError("--column goes with --calibration.")
     source = SourceSpec(path=calibration, column=column or DEFAULTS.column) if calibration else None
     found = quantize(
         checkpoint,
@@ -92,6 +93,6 @@ def quantize_command(
         max_input_tokens=max_input_tokens,
         cache=cache,
         revision=revision,
-        say=lambda message: None if quiet else click.echo(message, err=True),
+        say=say,
     )
     emit(found, quantized_text, as_json)

@@ -1,26 +1,14 @@
 """`extract tune`: the fastest settings of an engine on this device."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from extract.cli.options import choices_of, json_option
+from extract.cli.options import NamesType, NumbersType, choices_of, json_option, steps_option
 from extract.engine.recipe import Recipe
 from extract.report import emit
-
-
-def _listed(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...] | None:
-    """What stands between the commas."""
-    return None if value is None else tuple(part.strip() for part in value.split(",") if part.strip())
-
-
-def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
-    listed = _listed(ctx, param, value)
-    try:
-        return None if listed is None else tuple(int(part) for part in listed)
-    except ValueError:
-        raise click.BadParameter(f"{value!r} is not whole numbers with commas between them.", ctx, param) from None
 
 
 @click.command("tune")
@@ -37,13 +25,13 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> t
 @click.option(
     "--precisions",
     metavar="LIST",
-    callback=_listed,
+    type=NamesType(),
     help="Precisions to measure, as float32,bfloat16.  [default: float32, bfloat16, int8, fp8 if the device has them]",
 )
 @click.option(
     "--threads",
     metavar="LIST",
-    callback=_numbers,
+    type=NumbersType("1,2"),
     help="Numbers of CPU threads to measure, such as 1,2.  [default: all, half, 1]",
 )
 @click.option(
@@ -81,7 +69,7 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> t
     metavar="CHECKPOINT",
     help="tensorrt-llm: what builds compare with.  [default: CHECKPOINT, or what it was quantised from]",
 )
-@click.option("--quiet", is_flag=True, help="No steps on stderr.")
+@steps_option
 @json_option
 def tune_command(
     checkpoint: str,
@@ -95,7 +83,7 @@ def tune_command(
     device: str,
     runtime: Any,
     reference: str | None,
-    quiet: bool,
+    say: Callable[[str], None],
     as_json: bool,
 ) -> None:
     """Find the fastest settings of an engine on this device.
@@ -117,7 +105,7 @@ def tune_command(
     from extract.tuning.table import tuning_text
 
     if reference is not None and runtime == "torch":
-        raise click.UsageError("--reference: only with --runtime tensorrt-llm.")
+        raise click.UsageError("--reference goes with --runtime tensorrt-llm.")
     picture = output.with_suffix(".svg") if plot is None else plot
     picture_format(picture)
     if picture == output:
@@ -134,7 +122,7 @@ def tune_command(
         device=device,
         runtime=runtime,
         reference=reference,
-        say=lambda message: None if quiet else click.echo(message, err=True),
+        say=say,
     )
     table = tuning_text(found)
     write_recipe(output, found.recipe, table)
