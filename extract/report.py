@@ -230,6 +230,8 @@ def build_plan_text(found: "BuildPlan") -> str:
     ]
     if total is not None:
         lines.append(f"{'':<11}{'total':<12}{_gib(total):>10} of {_gib(found.card_bytes or 0)}, by estimate")
+    if found.disk_bytes is not None:
+        lines.append(f"{'disk':<11}{'weights':<12}{_gib(found.disk_bytes):>10}")
     if found.host_bytes is not None:
         lines.append(f"host       {_gib(found.host_bytes)} page-locked beside the card")
     if found.tiers:
@@ -290,13 +292,22 @@ def _measured(fidelity: "Fidelity") -> list[str]:
     return [line]
 
 
+def _stored(contract: "Contract") -> str:
+    """How the weights of an FP8 engine of our own decoder lie on the disk."""
+    precision = contract.precision
+    if contract.runtime.decoder != "own" or precision.activations != "fp8":
+        return ""
+    return " as fp8" if precision.weights == "fp8" else f" in {precision.weights}, rounded to fp8 by each load"
+
+
 def contract_text(contract: "Contract", path: Path, kernels: str | None = None) -> str:
     """What an engine is, and which kernels of our own would compute here (`None`: none would)."""
     checkpoint, limits, tokenizer = contract.checkpoint, contract.limits, contract.tokenizer
     size = sum(file.size for file in contract.files)
     weights = sum(file.size for file in contract.files if file.name.endswith((".safetensors", ".engine")))
     lines = [
-        f"engine     {path} (id {contract.engine_id[:16]}, {_size(size)}, of which weights {_size(weights)}, no head)",
+        f"engine     {path} (id {contract.engine_id[:16]}, {_size(size)}, of which weights {_size(weights)}"
+        f"{_stored(contract)}, no head)",
         f"checkpoint {checkpoint.name} ({checkpoint.kind}, sha256 {checkpoint.sha256[:12]}): "
         f"{checkpoint.architecture}, {checkpoint.num_layers} layers, hidden size {checkpoint.hidden_size:,}, "
         f"stored in {checkpoint.dtype}",

@@ -31,7 +31,8 @@ class BuildPlan:
         pass_tokens: tokens of one forward pass, `max_tokens` of one batch.
         binding: why a pass holds no more.
         widest: the widest tensor, `width` its elements a token, `element_limit` the tokens that TensorRT allows for it.
-        memory: bytes by use; "total" with tensorrt-llm only.
+        memory: bytes by use; "total" on a card only.
+        disk_bytes: about what the engine's weights take on the disk; `None` with tensorrt-llm.
         tiers: token budgets that `--tiers` would build.
     """
 
@@ -49,6 +50,7 @@ class BuildPlan:
     pass_tokens: int
     binding: str
     memory: dict[str, int]
+    disk_bytes: int | None = None
     states: str = "tokens"
     cache: str = "none"
     widest: str | None = None
@@ -146,6 +148,7 @@ def _torch(checkpoint: str | Path, recipe: Recipe, revision: str | None, allow_p
     per_state = 4 if own_on_cpu else STATE_BYTES.get(dtype, 2)
     stored = STATE_BYTES.get(opened.dtype, 4)
     weights = opened.decoder_bytes // stored * STATE_BYTES.get(dtype, 1)
+    on_disk = opened.decoder_bytes if dtype == "int8" else weights  # int8 is packed by the load
     plan = BuildPlan(
         checkpoint=opened.name,
         architecture=opened.architecture,
@@ -161,6 +164,7 @@ def _torch(checkpoint: str | Path, recipe: Recipe, revision: str | None, allow_p
         pass_tokens=max_tokens,
         binding="the recipe" if recipe.max_tokens else "the default; extract tune measures what is fastest",
         memory={"weights": weights, "outputs": max_tokens * hidden * per_state},
+        disk_bytes=on_disk,
     )
     if own and device.type == "cuda" and config.get("model_type") in FAMILIES:
         return _own_on_card(plan, opened.path, recipe)
@@ -209,6 +213,7 @@ def _own_on_card(plan: BuildPlan, checkpoint: Path, recipe: Recipe) -> BuildPlan
         plan,
         pass_tokens=pass_tokens,
         memory={"weights": weights, "a pass": total - weights, "total": total},
+        disk_bytes=weights,  # the file holds what the card does, but for tables of positions
         card_bytes=terms.card_bytes,
     )
 

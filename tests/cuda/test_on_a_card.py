@@ -4,12 +4,14 @@ Run it where there is a card (`pytest tests/cuda/test_on_a_card.py`). Each test 
 compares a twin with itself, so that the tests themselves are known to work before a card sees them.
 """
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from cuda_rig import CARD, contract, positions_of
+from safetensors.torch import save_file
 from test_own_architecture import case_name
 from test_packed_decoder import LONGEST, RICH, ROWS, Tiny, distance, joined, written
 
@@ -17,12 +19,14 @@ from extract.cpu.weights import open_weights
 from extract.cuda.attention import Spans, attend, choose_backend, plain_attention
 from extract.cuda.cards import take_card, visible_cards
 from extract.cuda.fp8 import emulated_product, quantized, scaled_product
+from extract.cuda.fp8_weights import fp8_kinds, fp8_tensors
 from extract.cuda.host_card import HostCard
 from extract.cuda.memory import memory_model
 from extract.cuda.opening import can_fuse
 from extract.cuda.regions import fuse
 from extract.cuda.runtime import CudaRuntime
 from extract.cuda.weights import COMPUTED, load_decoder
+from extract.cuda.weights_writing import write_tensors
 from extract.records import TokenBatch
 from extract.shards.values import as_float32
 
@@ -96,6 +100,26 @@ def test_the_scaled_product_of_the_card_is_the_emulated_one(device: str, rows: i
         assert bool(
             ((found - expected[:, start:stop]).abs() <= 0.02 * row_sizes + expected[:, start:stop].abs() / 64).all()
         )
+
+
+@with_device
+def test_an_engine_that_stores_fp8_is_rounded_and_loaded_to_the_bits_of_this_machine(
+    one: Tiny, device: str, tmp_path: Path
+) -> None:
+    """Rounded there by the build, and read there block by block to its place."""
+    a, path = one.architecture, tmp_path / "model.safetensors"
+    model = one.model().bfloat16().state_dict()
+    write_tensors(path, fp8_kinds(a, torch.bfloat16), fp8_tensors(model, a, torch.bfloat16, torch.device(device)))
+    options: dict[str, Any] = {"max_positions": LONGEST, "backend": "plain"}
+    with open_weights(path) as weights:
+        found = load_decoder(a, weights, "fp8", device=device, **options)
+    save_file(model, tmp_path / "plain.safetensors")
+    with open_weights(tmp_path / "plain.safetensors") as weights:
+        expected = load_decoder(a, weights, "fp8", device="cpu", **options)
+    for name, tensor in expected.named_buffers():
+        there = found.get_buffer(name).cpu()
+        assert there.dtype == tensor.dtype, name
+        assert torch.equal(there.view(-1).view(torch.uint8), tensor.view(-1).view(torch.uint8)), name
 
 
 def on(tiny: Tiny, device: str, precision: Any, *, share: bool, compiled: bool = False) -> CudaRuntime:

@@ -15,14 +15,14 @@ from cuda_rig import LLAMA_8B, runtime, states
 from job_rig import job, parquet, rewrite_shard, run
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from test_cuda_engine import ROWS, built, on_this_machine
+from test_cuda_engine import ROWS, built, on_this_machine, recipe
 from test_own_architecture import case_name, small_model
 from test_packed_decoder import RICH, Tiny
 from test_recomputation import swapped
 
 from extract.cpu.mapped_weights import UnfitWeights
 from extract.cpu.weights import WEIGHTS_FILE, open_weights
-from extract.cuda import opening
+from extract.cuda import fp8_weights, opening
 from extract.cuda.fp8 import FP8, quantized_weight
 from extract.cuda.fp8_weights import fp8_kinds, fp8_tensors, plain_weights
 from extract.cuda.memory import weight_bytes
@@ -30,11 +30,13 @@ from extract.cuda.runtime import CudaRuntime
 from extract.cuda.weights_writing import file_bytes, write_tensors
 from extract.engine import contract as contracts
 from extract.engine import runtimes
+from extract.engine.build_plan import plan_build
 from extract.engine.contract import Contract, EngineChanged, describe_file, read_contract, write_contract
 from extract.engine.own_architecture import architecture_of
 from extract.engine.replay import states_of
 from extract.engine.runtimes import load_runtime
 from extract.recomputation import NoPlainModel
+from extract.report import build_plan_text, contract_text
 from extract.verification import BadShards, verify
 
 LONGEST = 60
@@ -79,6 +81,24 @@ def test_any_tool_reads_the_file_and_finds_the_fields_names(tmp_path: Path) -> N
             assert torch.equal(found[name], tensor)
     with safe_open(stored.path, "pt") as file:
         assert file.metadata() == {"format": "pt"}
+
+
+def test_linears_are_rounded_one_at_a_time_as_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a model is never in memory twice."""
+    model = small_model(RICH[0][0], **RICH[0][1])
+    architecture, rounded = architecture_of(model, LONGEST), [0]
+
+    def counted(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        rounded[0] += 1
+        return quantized_weight(weight)
+
+    monkeypatch.setattr(fp8_weights, "quantized_weight", counted)
+    kinds, linears = fp8_kinds(architecture, torch.float32), 0
+    tensors = fp8_tensors(model.state_dict(), architecture, torch.float32, torch.device("cpu"))
+    for kind, tensor in zip(kinds.values(), tensors, strict=True):
+        linears += kind.dtype == FP8
+        assert rounded[0] == linears and tensor.dtype == kind.dtype
+    assert linears == 7 * len(architecture.layers)
 
 
 def test_weights_are_read_back_as_what_is_multiplied(tmp_path: Path) -> None:
@@ -155,18 +175,40 @@ def test_a_build_stores_fp8_and_its_contract_says_so(engine: Path) -> None:
     assert (config["architectures"], config["dtype"]) == (["LlamaModel"], "bfloat16")
 
 
-def test_an_engine_of_the_old_kind_keeps_loading_and_gives_the_same_states(
-    checkpoint: Path, engine: Path, tmp_path: Path
-) -> None:
+@pytest.fixture(scope="module")
+def old(checkpoint: Path, engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Plain weights on disk, rounded when they are loaded: what builds made before FP8 was stored."""
-    shutil.copytree(engine, tmp_path / "old")
-    built(checkpoint, tmp_path / "plain", "float32")
-    shutil.copyfile(tmp_path / "plain" / WEIGHTS_FILE, tmp_path / "old" / WEIGHTS_FILE)
-    table = json.loads((tmp_path / "old" / "contract.json").read_text())
-    table["precision"]["weights"] = "float32"
-    (tmp_path / "old" / "contract.json").write_text(json.dumps(table))
-    believe(tmp_path / "old", read_contract(tmp_path / "old"))
-    assert np.array_equal(engine_states(tmp_path / "old"), engine_states(engine))
+    path = tmp_path_factory.mktemp("old") / "engine"
+    shutil.copytree(engine, path)
+    built(checkpoint, path.with_name("plain"), "float32")
+    shutil.copyfile(path.with_name("plain") / WEIGHTS_FILE, path / WEIGHTS_FILE)
+    contract = read_contract(path)
+    believe(path, replace(contract, precision=replace(contract.precision, weights="float32")))
+    return path
+
+
+def test_an_engine_of_the_old_kind_keeps_loading_and_gives_the_same_states(old: Path, engine: Path) -> None:
+    assert np.array_equal(engine_states(old), engine_states(engine))
+
+
+def test_how_weights_are_stored_is_shown(old: Path, engine: Path) -> None:
+    sizes = {path: (path / WEIGHTS_FILE).stat().st_size for path in (old, engine)}
+    assert sizes[engine] < sizes[old] / 2
+    shown = [contract_text(read_contract(path), path).splitlines()[0] for path in (engine, old)]
+    assert shown[0].endswith(" as fp8, no head)") and shown[1].endswith(
+        " in float32, rounded to fp8 by each load, no head)"
+    )
+
+
+@pytest.mark.parametrize("dtype", ["fp8", "bfloat16"])
+def test_the_size_of_an_engine_is_said_before_it_is_built(checkpoint: Path, tmp_path: Path, dtype: str) -> None:
+    built(checkpoint, tmp_path / "engine", dtype)
+    with on_this_machine():
+        plan = plan_build(checkpoint, recipe(dtype))
+    size = (tmp_path / "engine" / WEIGHTS_FILE).stat().st_size
+    assert plan.disk_bytes == pytest.approx(size, rel=0.15)  # a tiny model's header is a tenth of its file
+    shown = build_plan_text(replace(plan, disk_bytes=2**33)).splitlines()
+    assert shown[-1] == "disk       weights       8.00 GiB"
 
 
 LINEAR = "layers.1.self_attn.q_proj"
