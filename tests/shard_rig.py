@@ -22,6 +22,24 @@ LENGTHS = (3, 0, 1, 5, 0, 128, 2)
 
 METADATA = {"job": "0123456789abcdef", "engine": "e" * 64, "checkpoint": "c" * 64, "checkpoint_name": "tiny"}
 
+COMMIT = Commit(
+    shard=12,
+    first_row=48,
+    num_rows=4,
+    last=False,
+    num_rows_out=4,
+    data="shard-00012-0123abcd.arrow",
+    sha256="0123abcd" * 8,
+    num_bytes=1000,
+    num_tokens=40,
+    num_tokens_original=50,
+    outcomes={"ok": 3, "truncated": 1},
+    worker={"engine": "e" * 64, "max_tokens": 512},
+    seconds={"forward": 0.5},
+    attempt="0011223344556677",
+)
+"""A whole commit record, of a shard that nobody made."""
+
 
 def token_rows(lengths=LENGTHS, *, source_index=None, chunk=None) -> TokenRows:
     """Rows of the given lengths with ids 0, 1, 2, ...; a row without tokens is `empty`, others `ok`."""

@@ -10,13 +10,13 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
+from shard_rig import COMMIT
 
 from extract import publishing
 from extract.canonical import canonical_json
 from extract.commits import (
     MAX_RECORD_BYTES,
     BadRecord,
-    Commit,
     commit_path,
     committed_among,
     committed_shards,
@@ -25,23 +25,6 @@ from extract.commits import (
     read_commits,
     shard_name,
     write_commit,
-)
-
-COMMIT = Commit(
-    shard=12,
-    first_row=48,
-    num_rows=4,
-    last=False,
-    num_rows_out=4,
-    data="shard-00012-0123abcd.arrow",
-    sha256="0123abcd" * 8,
-    num_bytes=1000,
-    num_tokens=40,
-    num_tokens_original=50,
-    outcomes={"ok": 3, "truncated": 1},
-    worker={"engine": "e" * 64, "max_tokens": 512},
-    seconds={"forward": 0.5},
-    attempt="0011223344556677",
 )
 
 

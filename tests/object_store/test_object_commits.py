@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import obstore
 import pytest
+from shard_rig import COMMIT as RECORD
 
 from extract.commits import (
     SHARD_TENS,
     BadRecord,
-    Commit,
     commit_path,
     committed_among,
     committed_shards,
@@ -24,20 +24,7 @@ from extract.publishing import commit_file
 from extract.storage import locate, many_objects, object_path
 from extract.storage.refusals import NoConditionalWrites, StoreRefused
 
-COMMIT = Commit(
-    shard=12,
-    first_row=48,
-    num_rows=4,
-    last=False,
-    num_rows_out=4,
-    data="shard-00012-0123abcd.arrow",
-    sha256="0123abcd" * 8,
-    num_bytes=5,
-    num_tokens=40,
-    num_tokens_original=50,
-    outcomes={"ok": 4},
-    attempt="mine",
-)
+COMMIT = replace(RECORD, num_bytes=len(b"state"), attempt="mine")
 
 
 @pytest.fixture
