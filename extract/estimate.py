@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from extract.errors import OutOfSpace
 from extract.planning import Plan, carried_columns
-from extract.records import NOT_COUNTED, OUTCOMES, Int32, Outcome, TokenRows
+from extract.records import NOT_COUNTED, OUTCOMES, Int32, TokenRows
 from extract.shards.sink import ShardWriter
 from extract.shards.values import value_type
 from extract.sources import Source
@@ -254,8 +254,3 @@ def _write(plan: Plan, path: Path, kept: list[tuple[TokenRows, pa.RecordBatch]])
         return writer.close().num_bytes
     finally:
         writer.abort()
-
-
-def truncated(found: Estimate) -> int:
-    """How many rows will be cut or refused for their length."""
-    return found.outcomes.get(Outcome.TRUNCATED, 0) + found.outcomes.get(Outcome.TOO_LONG, 0)

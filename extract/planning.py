@@ -21,7 +21,7 @@ from extract.shards.schema import output_schema
 from extract.shards.values import value_type
 from extract.sources import SourceLayout, identity
 from extract.spec import JobSpec, SourceSpec, as_table
-from extract.text.tokens import special_ids, truncation_side
+from extract.text.policy import describe_policy
 
 TARGET_SHARD_BYTES = 256 * 2**20
 TARGET_SHARD_TOKENS = {"cpu": 2**18, "cuda": 2**22}
@@ -254,10 +254,7 @@ def _schema(
 ) -> pa.Schema:
     extra = [layout.schema.field(name) for name in carried_columns(spec.source)]
     id_type = extra.pop(0).type if spec.source.id_column is not None else None
-    policy: dict[str, Any] = {"input": spec.source.input, **as_table(spec.text)}
-    prefix_ids, suffix_ids = special_ids(contract.tokenizer, spec.text, spec.source.input)
-    policy |= {"prefix_ids": prefix_ids, "suffix_ids": suffix_ids}
-    policy["truncation_side"] = truncation_side(contract.tokenizer, spec.text)  # never "auto": what was done
+    policy = describe_policy(contract.tokenizer, spec.text, spec.source.input)
     metadata = {
         "job": job_id(asked),
         "engine": engines or contract.engine_id,

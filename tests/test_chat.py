@@ -9,10 +9,11 @@ from tokenizer_engines import CHAT_TEMPLATE, Exported, export, exported, ids_of,
 
 from extract.records import TokenRows
 from extract.spec import TextSpec
-from extract.text.chat import NoChatTemplate
-from extract.text.encoders import TokenizerUnreadable
+from extract.text.chat import ChatRenderer, NoChatTemplate
+from extract.text.encoders import TokenizerUnreadable, open_encoder
+from extract.text.policy import DoesNotApply
 from extract.text.text_column import WrongColumnType
-from extract.text.tokens import DoesNotApply, RowRefused, describe_example
+from extract.text.tokens import RowRefused
 
 CHATS = [
     [{"role": "user", "content": "Hello"}],
@@ -182,13 +183,16 @@ def test_settings_that_would_break_the_template_are_refused(text: TextSpec) -> N
         chatty().open(text, kind="messages")
 
 
-def test_a_template_that_writes_the_date_is_marked_in_the_policy() -> None:
-    assert chatty().open(kind="messages").policy()["chat_template_reads_clock"] is False
-    dated = exported(chat_template="{{ strftime_now('%Y') }}" + CHAT_TEMPLATE)
-    assert dated.open(kind="messages").policy()["chat_template_reads_clock"] is True
+def test_a_renderer_knows_of_a_template_that_writes_the_date() -> None:
+    for engine, reads in (
+        (chatty(), False),
+        (exported(chat_template="{{ strftime_now('%Y') }}" + CHAT_TEMPLATE), True),
+    ):
+        encoder = open_encoder(engine.directory, engine.identity, split_special_tokens=False)
+        assert ChatRenderer(engine.directory, encoder, add_generation_prompt=False).reads_clock is reads
 
 
 def test_the_example_shows_the_rendered_conversation() -> None:
-    example = describe_example(chatty().open(kind="messages"), pa.array(CHATS, MESSAGES), 3)
+    example = chatty().open(kind="messages").example(pa.array(CHATS, MESSAGES), 3)
     assert example.text == "<s>[user] Hello</s>"
     assert (example.pieces[0], example.pieces[-1]) == ("<s>", "</s>")

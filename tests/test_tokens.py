@@ -20,17 +20,9 @@ from extract.spec import TextSpec
 from extract.text import text_column
 from extract.text.encoders import TokenizerChanged, TokenizerUnreadable
 from extract.text.id_column import BadTokenId
+from extract.text.policy import DoesNotApply, NoRoom, NoSuchSpecialToken, describe_policy
 from extract.text.text_column import WrongColumnType
-from extract.text.tokens import (
-    DoesNotApply,
-    NoRoom,
-    NoSuchSpecialToken,
-    NoTokenizer,
-    RowRefused,
-    RowTokenizer,
-    describe_example,
-    open_tokenizer,
-)
+from extract.text.tokens import NoTokenizer, RowRefused, RowTokenizer, open_tokenizer
 
 KINDS = ["bpe", "unigram", "wordpiece"]
 BOS_ID, EOS_ID = 1, 2
@@ -82,7 +74,7 @@ def test_truncation_keeps_the_special_tokens_and_the_auto_side_is_the_tokenizers
     [ids] = ids_of(engine.rows(["abc" + words(500)]))
     assert (len(ids), ids[0], ids[-1]) == (128, BOS_ID, EOS_ID)
     assert set(ids[1:-1]) == {ids[1]}  # only the end of the text is left
-    assert engine.open().policy()["truncation_side"] == "left"
+    assert engine.open().rule.truncation_side == "left"
 
 
 def test_no_special_token_is_added_to_a_tokenizer_that_adds_none() -> None:
@@ -440,14 +432,14 @@ def test_missing_tokenizer_files_are_named(tmp_path: Any) -> None:
 
 
 def test_the_policy_is_json_and_says_what_was_resolved() -> None:
-    policy = exported(eos=True).open(TextSpec(prefix="é")).policy()
-    assert json.loads(json.dumps(policy)) == policy
-    assert (policy["prefix_ids"], policy["suffix_ids"], policy["max_input_tokens"]) == ([1], [2], 128)
-    assert policy["tokenizer_sha256"] == exported(eos=True).identity.sha256
+    identity = exported(eos=True, truncation_side="left").identity
+    policy = json.loads(json.dumps(describe_policy(identity, TextSpec(prefix="é", max_input_tokens=128), "text")))
+    assert (policy["prefix"], policy["max_input_tokens"], policy["truncation_side"]) == ("é", 128, "left")
+    assert (policy["prefix_ids"], policy["suffix_ids"]) == ([1], [2])
 
 
 def test_the_example_shows_text_ids_and_pieces() -> None:
-    example = describe_example(exported().open(TextSpec(prefix="> ")), pa.array(["naïve", "other"]), 12)
+    example = exported().open(TextSpec(prefix="> ")).example(pa.array(["naïve", "other"]), 12)
     assert (example.row, example.text, example.outcome.value) == (12, "> naïve", "ok")
     assert example.input_ids == tuple(exported().original("> naïve")["input_ids"])
     assert example.pieces[0] == "<s>" and len(example.pieces) == len(example.input_ids) == example.num_tokens_original

@@ -6,12 +6,10 @@ hidden state. The exception are texts past 32,768 characters, which are cut befo
 contract says that this is exact (`precut`).
 """
 
-import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +22,7 @@ from extract.text.chat import ChatRenderer, NoChatTemplate
 from extract.text.cuts import ContentIds, CutRule
 from extract.text.encoders import Encoder, open_encoder
 from extract.text.id_column import read_ids
+from extract.text.policy import check_applies, cut_rule, refused_outcomes
 from extract.text.text_column import read_texts
 from extract.text.text_ids import TextReader
 
@@ -36,30 +35,6 @@ class NoTokenizer(SpecError):
     template = (
         '{path}: source.input = "{input}", but this engine was built without a tokenizer. '
         'Use source.input = "input_ids", or build the engine from a checkpoint with tokenizer files.'
-    )
-
-
-class NoSuchSpecialToken(SpecError):
-    """A special token is asked for that the tokenizer does not have."""
-
-    template = (
-        'text.special_tokens is "{found}", but the engine\'s tokenizer has no {missing} token. '
-        'Use "tokenizer" (what it adds by itself: {adds}) or "none".'
-    )
-
-
-class DoesNotApply(SpecError):
-    """A text setting that means nothing for this kind of input."""
-
-    template = 'text.{key} is {found}, which does not apply to source.input = "{input}". Leave it out.'
-
-
-class NoRoom(SpecError):
-    """The limit leaves no token for the text itself."""
-
-    template = (
-        "max_input_tokens is {max_input_tokens}, of which {num_special} are special tokens, and chunk_overlap is "
-        "{overlap}: no room for new text. Raise the first or lower the others."
     )
 
 
@@ -106,7 +81,6 @@ class RowTokenizer:
     refused: frozenset[Outcome]
     text_reader: TextReader | None
     encoder: Callable[[], Encoder] | None
-    described: dict[str, Any] = field(default_factory=dict)
 
     def tokenize(self, column: pa.Array, first_row: int) -> TokenRows:
         """Token rows of R consecutive source rows.
@@ -125,10 +99,6 @@ class RowTokenizer:
         if self.refused:
             self._stop_at_refused(rows, contents.faults, first_row)
         return rows
-
-    def policy(self) -> dict[str, Any]:
-        """Everything that decides the ids, as JSON values for schema metadata."""
-        return dict(self.described)
 
     def example(self, column: pa.Array, row: int) -> Example:
         """The column's first row, which is `row` of the source, as its first sequence reaches the model."""
@@ -185,44 +155,14 @@ def open_tokenizer(
         NoTokenizer, NoChatTemplate, NoSuchSpecialToken, DoesNotApply, NoRoom: the job asks for something impossible.
         TokenizerUnreadable, TokenizerChanged: the engine's tokenizer is not the one that the contract describes.
     """
-    _check_applies(text, input)
+    check_applies(text, input)
     if identity.kind == "none" and input != "input_ids":
         raise NoTokenizer(path=engine_directory, input=input)
     if input == "messages" and not identity.chat_template:
         raise NoChatTemplate(path=engine_directory)
-    prefix_ids, suffix_ids = special_ids(identity, text, input)
-    rule = CutRule(
-        max_input_tokens=max_input_tokens,
-        on_long=text.on_long,
-        truncation_side=truncation_side(identity, text),
-        overlap=text.chunk_overlap,
-        prefix_ids=prefix_ids,
-        suffix_ids=suffix_ids,
-        bos_id=identity.bos_id,
-    )
-    if rule.room - rule.overlap < 1:
-        num_special = len(prefix_ids) + len(suffix_ids)
-        raise NoRoom(max_input_tokens=max_input_tokens, num_special=num_special, overlap=rule.overlap)
-    described: dict[str, Any] = {
-        "input": input,
-        "max_input_tokens": max_input_tokens,
-        "on_long": text.on_long,
-        "truncation_side": rule.truncation_side,
-        "chunk_overlap": text.chunk_overlap,
-        "special_tokens": text.special_tokens,
-        "prefix_ids": list(prefix_ids),
-        "suffix_ids": list(suffix_ids),
-        "split_special_tokens": text.split_special_tokens,
-        "prefix": text.prefix,
-        "on_null": text.on_null,
-        "on_empty": text.on_empty,
-        "on_bad_text": text.on_bad_text,
-        "add_generation_prompt": text.add_generation_prompt,
-        "tokenizer_kind": identity.kind,
-        "tokenizer_sha256": identity.sha256,
-    }
+    rule = cut_rule(identity, text, input, max_input_tokens)
     opened = partial(open_encoder, engine_directory, identity, split_special_tokens=text.split_special_tokens)
-    refused = _refused(text)
+    refused = refused_outcomes(text)
     if input == "input_ids":
         return RowTokenizer(
             read=partial(read_ids, vocab_size=vocab_size),
@@ -230,14 +170,12 @@ def open_tokenizer(
             refused=refused,
             text_reader=None,
             encoder=None if identity.kind == "none" else opened,
-            described=described,
         )
     encoder = opened()
     slices = read_texts
     if input == "messages":
         renderer = ChatRenderer(engine_directory, encoder, add_generation_prompt=text.add_generation_prompt)
         slices = renderer.read_chats
-        described["chat_template_reads_clock"] = renderer.reads_clock
     reader = TextReader(
         slices=slices,
         encoder=encoder,
@@ -251,62 +189,4 @@ def open_tokenizer(
         refused=refused,
         text_reader=reader,
         encoder=lambda: encoder,
-        described=described,
     )
-
-
-def describe_example(tokenizer: RowTokenizer, column: pa.Array, row: int) -> Example:
-    """One row (the first of `column`, row `row` of the source) as text, ids and pieces, for a plan to print."""
-    return tokenizer.example(column, row)
-
-
-def _check_applies(text: TextSpec, input: InputKind) -> None:
-    """Settings that would change nothing for this input are refused, so that none is believed to work."""
-    only_for_text = {
-        "special_tokens": text.special_tokens not in ("tokenizer", "none"),
-        "split_special_tokens": text.split_special_tokens,
-        "prefix": bool(text.prefix),
-    }
-    misplaced = [key for key, given in only_for_text.items() if given and input != "text"]
-    if text.add_generation_prompt and input != "messages":
-        misplaced.append("add_generation_prompt")
-    for key in misplaced:
-        raise DoesNotApply(key=key, found=json.dumps(getattr(text, key), ensure_ascii=False), input=input)
-
-
-def truncation_side(identity: TokenizerIdentity, text: TextSpec) -> str:
-    """The side of a long row that is cut off: the one asked for, or the tokenizer's own."""
-    return identity.truncation_side if text.truncation_side == "auto" else text.truncation_side
-
-
-def special_ids(
-    identity: TokenizerIdentity, text: TextSpec, input: InputKind
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Ids that are put before and after every row.
-
-    Raises:
-        NoSuchSpecialToken: the job asks for one that the tokenizer does not have.
-    """
-    if input != "text" or identity.kind == "none":
-        return (), ()
-    if text.special_tokens == "tokenizer":
-        return identity.prefix_ids, identity.suffix_ids
-    around: dict[str, tuple[int, ...]] = {"bos": (), "eos": ()}
-    for name, token_id in (("bos", identity.bos_id), ("eos", identity.eos_id)):
-        if name not in text.special_tokens.split("+"):
-            continue
-        if token_id is None:
-            adds = f"{len(identity.prefix_ids)} before and {len(identity.suffix_ids)} after a text"
-            raise NoSuchSpecialToken(found=text.special_tokens, missing=name.upper(), adds=adds)
-        around[name] = (token_id,)
-    return around["bos"], around["eos"]
-
-
-def _refused(text: TextSpec) -> frozenset[Outcome]:
-    actions = {
-        Outcome.NULL: text.on_null,
-        Outcome.EMPTY: text.on_empty,
-        Outcome.BAD_TEXT: text.on_bad_text,
-        Outcome.TOO_LONG: text.on_long,
-    }
-    return frozenset(outcome for outcome, action in actions.items() if action == "error")

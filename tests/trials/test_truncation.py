@@ -28,7 +28,7 @@ def test_a_cut_row_is_what_the_tokenizers_own_truncation_gives(name, side):
     assert ids_of(rows) == expected
     assert rows.num_tokens_original.tolist() == whole
     assert outcomes_of(rows) == ["truncated" if length > 128 else "ok" for length in whole]
-    assert engine.open().policy()["truncation_side"] == side
+    assert engine.open().rule.truncation_side == side
 
 
 @pytest.mark.parametrize("on_long", ["truncate", "chunk"])
