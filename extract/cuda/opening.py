@@ -5,6 +5,7 @@ kernels is tried without one; no command does so, because a contract names the d
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal, cast
 
@@ -15,7 +16,7 @@ from extract.cpu.architecture import Architecture, read_architecture
 from extract.cpu.engine_check import check_engine
 from extract.cpu.weights import WEIGHTS_FILE, open_weights
 from extract.cuda.ahead_of_time import compile_regions, seen_variants
-from extract.cuda.attention import choose_backend
+from extract.cuda.attention import Backend, choose_backend
 from extract.cuda.cards import BUILD_HERE, check_room, choose_card, free_memory, take_card, visible_cards
 from extract.cuda.memory import MAX_ELEMENTS, memory_model
 from extract.cuda.packaged_regions import bind_regions
@@ -139,15 +140,6 @@ def open_cuda_runtime(
                 advice="Install it: pip install triton",
             )
         where, card = torch.device("cuda", chosen.index), take_card(chosen)
-    backend = choose_backend(architecture, COMPUTED[precision], where.type, contract.device.compute_capability)
-    if backend.described != contract.runtime.attention:
-        raise EngineDoesNotFit(
-            path=directory,
-            field="attention",
-            expected=contract.runtime.attention,
-            found=backend.described,
-            advice=BUILD_HERE,
-        )
     code = directory / COMPILED_FILE
     if how == "ahead":
         _check_code(directory, code)
@@ -160,7 +152,7 @@ def open_cuda_runtime(
         precision,
         device=where,
         max_positions=contract.limits.max_input_tokens,
-        backend=backend.backend,
+        backend=partial(_backend, directory, contract, architecture, where),
     )
     if where.type == "cuda":
         torch.cuda.synchronize(where)  # passes run on streams that do not wait for the one that loaded
@@ -193,6 +185,21 @@ def compile_engine(directory: Path, contract: Contract) -> None:
     finally:
         runtime.close()
     trust(describe_file(directory / COMPILED_FILE).sha256, cache_folder())
+
+
+def _backend(directory: Path, contract: Contract, architecture: Architecture, where: torch.device) -> Backend:
+    """The backend of attention, if it is the contract's. Its import takes a second, in which weights are read."""
+    dtype = COMPUTED[cast("Precision", contract.precision.activations)]
+    found = choose_backend(architecture, dtype, where.type, contract.device.compute_capability)
+    if found.described != contract.runtime.attention:
+        raise EngineDoesNotFit(
+            path=directory,
+            field="attention",
+            expected=contract.runtime.attention,
+            found=found.described,
+            advice=BUILD_HERE,
+        )
+    return found.backend
 
 
 def _check_code(directory: Path, code: Path) -> None:

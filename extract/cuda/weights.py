@@ -3,10 +3,11 @@
 Reads the file that every decoder of ours reads, in the type that is stored there. An FP8 engine stores what its
 products take: each linear's blocks are read to their places in one weight, and nothing is rounded or joined. Plain
 weights can be rounded to FP8 here too, to the same bits: a sweep tries FP8 so without a build of its own, and engines
-of older builds hold no other. The next layer is read while one is put together, so that where types differ two layers
-at most are on the device twice.
+of older builds hold no other. Where what is read is what stays, all of it is begun at once; else the next layer is read
+while one is put together, so that two layers at most are on the device twice.
 """
 
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -34,6 +35,10 @@ COMPUTED: dict[Precision, torch.dtype] = {
 """The type of what is not a product: queries, keys, values, branches, and the states that come out."""
 
 
+AHEAD = 2
+"""Layers that are being read at a time, where what is read is not what stays."""
+
+
 def load_decoder(
     architecture: Architecture,
     weights: WeightsFile,
@@ -41,7 +46,7 @@ def load_decoder(
     *,
     device: str | torch.device,
     max_positions: int,
-    backend: Backend,
+    backend: Backend | Callable[[], Backend],
 ) -> PackedDecoder:
     """The decoder of an engine, on `device`, in eval mode and without gradients.
 
@@ -51,7 +56,7 @@ def load_decoder(
         precision: of the products; FP8 wants sizes that are multiples of 16.
         device: where it runs.
         max_positions: longest sequence that will come.
-        backend: of attention; see `choose_backend`.
+        backend: of attention; see `choose_backend`. Or what names it, which is asked when reading has begun.
 
     Raises:
         UnfitWeights: a tensor is missing, or of another shape or type.
@@ -71,18 +76,21 @@ class _Assembly:
         precision: Precision,
         device: torch.device,
         max_positions: int,
-        backend: Backend,
+        backend: Backend | Callable[[], Backend],
     ) -> None:
         self.architecture, self.weights, self.loader, self.precision = architecture, weights, loader, precision
         self.scaled = precision == "fp8" and holds_scales(weights)
         self.stored = [self._found(number) for number in range(len(architecture.layers))]
-        self.device, self.max_positions, self.backend = device, max_positions, backend
+        self.device, self.max_positions = device, max_positions
         self.computed = COMPUTED[precision]
         self.read_type = FP8 if precision == "fp8" else self.computed
         self.rotary = [
             tuple(self._float32(part) for part in (table.cos, table.sin))
             for table in (rotary_table(one.inv_freq, one.scaling, max_positions) for one in architecture.rotary)
         ]
+        loader.begin(embedding(weights, architecture))
+        self._begin(0, len(self.stored) if self.scaled else AHEAD)
+        self.backend: Backend = backend() if callable(backend) else backend
 
     def decoder(self) -> PackedDecoder:
         a = self.architecture
@@ -99,6 +107,12 @@ class _Assembly:
             max_positions=self.max_positions,
         )
 
+    def _begin(self, start: int, stop: int) -> None:
+        """Begin to read the linears of these layers."""
+        for one in self.stored[start:stop]:
+            for blocks in ((one.q, one.k, one.v), (one.o,), (one.gate, one.up), (one.down,)):
+                self.loader.begin(*blocks)
+
     def _found(self, number: int) -> LayerWeights:
         found = layer_weights(self.weights, self.architecture, number, scaled=self.scaled)
         for blocks in ((found.q, found.k, found.v), (found.gate, found.up)):
@@ -110,9 +124,8 @@ class _Assembly:
     def _layer(self, number: int, after: Norm | None) -> Layer:
         """One layer; `after` is the norm through which the next one, or the states, read the residual stream."""
         a, kind = self.architecture, self.architecture.layers[number]
-        for soon in self.stored[number : number + 2]:
-            for blocks in ((soon.q, soon.k, soon.v), (soon.o,), (soon.gate, soon.up), (soon.down,)):
-                self.loader.begin(*blocks)
+        if number and not self.scaled:
+            self._begin(number, number + AHEAD)
         found = self.stored[number]
         last = number == len(a.layers) - 1
         cos, sin = (None, None) if kind.rotary is None else self.rotary[kind.rotary]

@@ -1,8 +1,10 @@
 """Engines that store FP8: the numbers of rounding at load, from half the bytes; what does not fit is named."""
 
 import json
+import os
 import shutil
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,10 +25,12 @@ from test_recomputation import swapped
 from extract.cpu.mapped_weights import UnfitWeights
 from extract.cpu.weights import WEIGHTS_FILE, open_weights
 from extract.cuda import fp8_weights, opening
+from extract.cuda.attention import Backend
 from extract.cuda.fp8 import FP8, quantized_weight
 from extract.cuda.fp8_weights import fp8_kinds, fp8_tensors, plain_weights
 from extract.cuda.memory import weight_bytes
 from extract.cuda.runtime import CudaRuntime
+from extract.cuda.weights import load_decoder
 from extract.cuda.weights_writing import file_bytes, write_tensors
 from extract.engine import contract as contracts
 from extract.engine import runtimes
@@ -81,6 +85,36 @@ def test_any_tool_reads_the_file_and_finds_the_fields_names(tmp_path: Path) -> N
             assert torch.equal(found[name], tensor)
     with safe_open(stored.path, "pt") as file:
         assert file.metadata() == {"format": "pt"}
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_weights_are_read_before_the_backend_of_attention_is_there(
+    tmp_path: Path, stored: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them where they stay as they are read; where they are rounded, no more than two layers at a time."""
+    tiny = two_files(tmp_path, *RICH[0], "float32")[stored]
+    read: list[int] = []
+    preadv = os.preadv
+
+    def counted(file: int, buffers: Any, offset: int) -> int:
+        read.append(preadv(file, buffers, offset))
+        return read[-1]
+
+    tensors = load_file(tiny.path)
+    sizes = {name: one.nbytes for name, one in tensors.items() if one.ndim == 2 and not name.endswith("scale")}
+    expected = sum(size for name, size in sizes.items() if stored or not name.startswith(("layers.2.", "layers.3.")))
+
+    def backend() -> Backend:
+        ends = time.monotonic() + 30
+        while sum(read) < expected and time.monotonic() < ends:
+            time.sleep(0.001)
+        assert sum(read) == expected
+        return "plain"
+
+    monkeypatch.setattr(os, "preadv", counted)
+    with open_weights(tiny.path) as weights:
+        load_decoder(tiny.architecture, weights, "fp8", device="cpu", max_positions=LONGEST, backend=backend)
+    assert sum(read) == sum(sizes.values())
 
 
 def test_linears_are_rounded_one_at_a_time_as_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
