@@ -68,11 +68,13 @@ class Computed:
 
     Attributes:
         layers: the same of each of `states.layers`, in their order.
+        finite: of the final states and of each layer's: whether all of them are known to be finite.
     """
 
     window: Window
     states: States
     layers: tuple[States, ...] = ()
+    finite: tuple[bool, ...] = ()
     seconds: float
     max_tokens: int
 
@@ -148,8 +150,8 @@ class _Begun:
 
     window: Window
     states: list[States]
-    pending: list[tuple[Pending | None, int]]
-    """What each batch is waited for by (`None`: it is done), and its tokens."""
+    pending: list[tuple[Pending, int]]
+    """What each batch that is not done is waited for by, and its tokens."""
     max_tokens: int
 
 
@@ -193,19 +195,24 @@ class _Passes:
     def finish(self, begun: _Begun, following: Window | None) -> Computed:
         """Wait for a window's states; `following` is the one that is under way then."""
         progress = self._worker.progress
+        finite = (bool(begun.pending),) * len(begun.states)
         with blaming(begun.window.shard):
             for pending, num_tokens in begun.pending:
-                if pending is not None:
-                    clock = time.perf_counter()
-                    pending.wait()
-                    progress.spent("forward", time.perf_counter() - clock)
-                    progress.advance(tokens=num_tokens)
+                clock = time.perf_counter()
+                finite = tuple(map(min, finite, pending.wait()))
+                progress.spent("forward", time.perf_counter() - clock)
+                progress.advance(tokens=num_tokens)
         seconds = time.perf_counter() - self._clock
         if following is not None:
             self._now(following)
         states, *layers = begun.states
         return Computed(
-            window=begun.window, states=states, layers=tuple(layers), seconds=seconds, max_tokens=begun.max_tokens
+            window=begun.window,
+            states=states,
+            layers=tuple(layers),
+            finite=finite,
+            seconds=seconds,
+            max_tokens=begun.max_tokens,
         )
 
     def _now(self, window: Window) -> None:
@@ -224,7 +231,7 @@ class _Passes:
         place = np.cumsum(has_tokens) - 1
         count = len(rows.input_ids) if kind == "tokens" else int(np.count_nonzero(has_tokens))
         states = [np.empty((count, worker.plan.engine.output.width), dtype) for _ in range(1 + len(layers))]
-        pending: list[tuple[Pending | None, int]] = []
+        pending: list[tuple[Pending, int]] = []
         for batch in pack(rows, self._budget):
             if worker.stop.is_set():
                 raise _Stopped

@@ -63,7 +63,7 @@ def written(worker: Worker, directory: JobDirectory, items: Iterable[Computed]) 
                     seconds = dict.fromkeys(STAGES, 0.0)
                     doubled_bos = 0
                 assert writer is not None  # the first window of a shard opens it
-                writer.write(piece.rows, piece.source, positions, item.states, item.layers)
+                writer.write(piece.rows, piece.source, positions, item.states, item.layers, item.finite)
                 facts = writer.close() if window.closes else None
             spent = time.perf_counter() - clock
             worker.progress.spent("write", spent)

@@ -5,6 +5,7 @@ The runtime here is a real engine's, whose states come as late as they may: only
 
 import threading
 from collections import deque
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from test_pipeline import worker_of
 from extract.engine.contract import AheadRuntime, PassOutOfMemory, layer_states
 from extract.pipeline import ShardBroke, computed, prepared
 from extract.runners import local
+from extract.shards import values
 
 ROWS = 60
 
@@ -22,23 +24,32 @@ ROWS = 60
 class Late:
     """A batch whose states are computed when they are waited for, in the order of submission."""
 
-    def __init__(self, owner: "LateRuntime", work: Any) -> None:
-        self.owner, self.work = owner, work
+    def __init__(self, owner: "LateRuntime", work: Any, finite: list[bool]) -> None:
+        self.owner, self.work, self.finite = owner, work, finite
         owner.waiting.append(self)
 
-    def wait(self) -> None:
+    def wait(self) -> list[bool]:
         while self.work is not None:
             first = self.owner.waiting.popleft()
             first.work()
             first.work = None
+        return self.finite
 
 
 class LateRuntime:
-    """A CPU engine that takes batches ahead."""
+    """A CPU engine that takes batches ahead, and says of some columns that they are finite, but for one batch."""
 
-    def __init__(self, plain: Any, fails_at: int | None = None, error: Exception | None = None) -> None:
+    def __init__(
+        self,
+        plain: Any,
+        fails_at: int | None = None,
+        error: Exception | None = None,
+        known: Collection[int] = (),
+        unsure_at: int | None = None,
+    ) -> None:
         self.plain, self.contract = plain, plain.contract
         self.waiting: deque[Late] = deque()
+        self.known, self.unsure_at = known, unsure_at
         self.most_waiting = self.submitted = 0
         self.fails_at, self.error = fails_at, error
         self.share = plain.share
@@ -63,7 +74,8 @@ class LateRuntime:
             for array, states in zip(into, layer_states(self.plain, batch, kind, layers), strict=True):
                 array[rows] = states
 
-        pending = Late(self, work)
+        sure = self.submitted != self.unsure_at
+        pending = Late(self, work, [sure and column in self.known for column in range(len(into))])
         self.most_waiting = max(self.most_waiting, len(self.waiting))
         return pending
 
@@ -166,3 +178,38 @@ def test_a_pass_that_does_not_fit_is_begun_again_and_loses_nothing(engine: Path,
     plain = runtime(str(engine))
     local.run(job(engine, source, tmp_path / "plain", kind="last", max_tokens=100, rows_per_shard=10), runtime=plain)
     assert files(tmp_path / "late") == files(tmp_path / "plain")  # the native kernels' bits do not depend on passes
+
+
+def test_states_are_known_to_be_finite_where_every_batch_says_so(engine: Path, source: Path, tmp_path: Path) -> None:
+    spec = job(engine, source, tmp_path / "out", kind="last", max_tokens=20, rows_per_shard=10, layers=(0, 2))
+
+    def seen(loaded: Any) -> set[tuple[bool, ...]]:
+        worker = worker_of(spec, loaded)
+        found = {item.finite for item in computed(worker, prepared(worker, range(2)))}
+        worker.source.close()
+        return found
+
+    assert seen(LateRuntime(runtime(str(engine)))) == {(False, False, False)}
+    assert seen(LateRuntime(runtime(str(engine)), known={0, 1, 2})) == {(True, True, True)}
+    assert seen(LateRuntime(runtime(str(engine)), known={0, 2}, unsure_at=2)) == {
+        (False, False, False),
+        (True, False, True),
+    }
+    assert seen(runtime(str(engine))) == {(False, False, False)}
+
+
+def test_a_job_looks_only_at_states_that_are_not_known_to_be_finite(
+    engine: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[int] = []
+    look = values._all_finite
+    monkeypatch.setattr(values, "_all_finite", lambda part: looked.append(len(part)) or look(part))
+    options: Any = {"kind": "last", "layers": (0, 2), "dtype": "float32"}
+    outputs, counts = [], []
+    for known in ((), {0, 2}):
+        looked.clear()
+        late = LateRuntime(runtime(str(engine)), known=known)
+        outputs.append(made(engine, source, tmp_path / str(len(known)), late, **options))
+        counts.append(sum(looked))
+    assert outputs[0] == outputs[1]
+    assert counts[0] - counts[1] == 2 * ROWS

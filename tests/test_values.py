@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+import extract.shards.values
 from extract.shards.rotation import block_size, rotate
 from extract.shards.values import VALUE_TYPES, Fault, as_float32, bfloat16_bits, unit_length, value_type
 
@@ -105,6 +106,33 @@ def test_non_finite_states_of_a_narrow_engine_are_not_called_overflow(dtype):
     states[1, 3] = infinity
     for name in VALUE_TYPES:
         assert value_type(name).encode(states.view(dtype)).faults.tolist() == [Fault.NONE, Fault.NON_FINITE]
+
+
+HELD = {
+    ("float32", "float32"),
+    ("float16", "float32"), ("float16", "bfloat16"), ("float16", "float16"),
+    ("bfloat16", "float32"), ("bfloat16", "bfloat16"),
+}  # fmt: skip
+"""Computed and stored types of which the second holds every finite value of the first."""
+
+
+@pytest.mark.parametrize("stored", list(VALUE_TYPES))
+@pytest.mark.parametrize("computed", ["float32", "float16", "bfloat16"])
+def test_nobody_looks_at_states_that_are_known_to_be_finite_and_cannot_be_too_large(computed, stored, monkeypatch):
+    largest = {"float32": np.finfo(np.float32).max, "float16": 65504, "bfloat16": float.fromhex("0x1.fep127")}[computed]
+    states = np.ones((3, 64), np.float32)
+    states[1, 7], states[2, 0] = largest, -largest
+    states = bfloat16_bits(states) if computed == "bfloat16" else states.astype(computed)
+    looked = []
+    look = extract.shards.values._all_finite
+    monkeypatch.setattr(extract.shards.values, "_all_finite", lambda values: looked.append(1) or look(values))
+    expected = value_type(stored).encode(states)
+    looked.clear()
+    found = value_type(stored).encode(states, finite=True)
+    assert (not looked) == ((computed, stored) in HELD)
+    assert found.faults.tolist() == expected.faults.tolist()
+    assert found.values.tobytes() == expected.values.tobytes()
+    assert ((computed, stored) in HELD) <= (not expected.bad.any())
 
 
 @given(MODERATE)

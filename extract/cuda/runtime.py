@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from extract.cuda.decoder import PackedDecoder
@@ -33,7 +34,8 @@ class Submitted:
         last_pass: number of its last pass.
         shared: what sequences share is computed once: outputs [num_outputs, H] that are copied to more places.
         index: int32, which output is whose; `None`: they are where they belong already.
-        finite: uint8, for each pass in which sequences share: whether all of its states are finite.
+        finite: uint8 [passes, arrays]: whether all states of a pass are finite, the final ones and each layer's.
+        shares: bool [passes], in which sequences share.
         alone: submits the batch again, without sharing.
     """
 
@@ -44,20 +46,22 @@ class Submitted:
     shared: Sequence[States]
     index: Int32 | None
     finite: UInt8
+    shares: npt.NDArray[np.bool_]
     alone: Callable[[], Pending]
 
-    def wait(self) -> None:
-        """Until the states are where they belong.
+    def wait(self) -> tuple[bool, ...]:
+        """Until the states are where they belong; see `Pending.wait`.
 
         A token that is not finite spoils the earlier ones of its sequence (zero times it counts in attention), and so
         those that share them. That is no fault of these, so such a batch is computed again, each sequence by itself.
         """
         self.transfers.deliver(self.last_pass)
-        if not self.finite.all():
-            self.alone().wait()
-        elif self.index is not None:
+        if not self.finite[self.shares, 0].all():
+            return tuple(self.alone().wait())
+        if self.index is not None:
             for array, outputs in zip(self.into, self.shared, strict=True):
                 array[self.rows] = outputs[self.index]
+        return tuple(bool(column.all()) for column in self.finite.T)
 
 
 class CudaRuntime:
@@ -122,7 +126,7 @@ class CudaRuntime:
         if plan.output_index is not None:
             shape = (plan.num_outputs, self.contract.output.width)
             outputs, place = tuple(np.empty(shape, self._dtype_of(kind)) for _ in into), slice(None)
-        number, finite = 0, np.ones(len(plan.passes), np.uint8)
+        number, finite = 0, np.zeros((len(plan.passes), len(into)), np.uint8)
         try:
             for place_of_pass, one in enumerate(plan.passes):
                 flag = Target(finite, slice(place_of_pass, place_of_pass + 1))
@@ -139,6 +143,7 @@ class CudaRuntime:
             shared=outputs,
             index=plan.output_index,
             finite=finite,
+            shares=np.array([one.cu_keys is not None for one in plan.passes]),
             alone=partial(self._submit, batch, kind, layers, into, rows, share=False),
         )
 
@@ -180,12 +185,11 @@ class CudaRuntime:
             )
             if kind == "mean":
                 found = tuple(_means(part, one, given[2] if cu_keys is None else cu_keys, key_index) for part in found)
-            return found if cu_keys is None else (*found, _all_finite(found[0]))
+            return *found, torch.cat([_all_finite(part) for part in found]).reshape(1, -1)
 
         rows = slice(one.first_output, one.first_output + count)
         own = rows if isinstance(place, slice) else place[rows]
-        flags = () if one.cu_keys is None else (finite,)
-        return self._transfers.start(arrays, work, (*(Target(array, own) for array in outputs), *flags))
+        return self._transfers.start(arrays, work, (*(Target(array, own) for array in outputs), finite))
 
     def _dtype_of(self, kind: OutputKind) -> type[np.generic]:
         return np.uint16 if self.decoder.output_dtype == torch.bfloat16 and kind != "mean" else np.float32
@@ -220,8 +224,8 @@ def _segment_means(states: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Tens
 
 
 def _all_finite(states: torch.Tensor) -> torch.Tensor:
-    """uint8 [1], without asking the card: the sum of squares would overflow, the largest magnitude does not."""
-    return torch.isfinite(states.abs().amax().float()).to(torch.uint8).reshape(1)
+    """uint8 [1], without asking the card or filling another tensor: a NaN is both the least and the largest."""
+    return torch.isfinite(torch.stack(torch.aminmax(states))).all().to(torch.uint8).reshape(1)
 
 
 def _bucket(longest: int, max_positions: int) -> int:

@@ -390,8 +390,13 @@ class LayerRuntime(Runtime, Protocol):
 class Pending(Protocol):
     """States that are on their way."""
 
-    def wait(self) -> None:
-        """Until they are where they belong."""
+    def wait(self) -> Sequence[bool]:
+        """Until they are where they belong.
+
+        Returns:
+            Of each array that they were written to: whether all of them are known to be finite. Where it says no, they
+            may be all the same.
+        """
 
 
 @runtime_checkable

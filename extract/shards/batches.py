@@ -88,7 +88,12 @@ def cuts(rows: TokenRows, width: int, spec: StatesSpec, source_bytes: Int64) -> 
 
 
 def encoded_part(
-    cut: Cut, rows: TokenRows, states: States, spec: StatesSpec, layers: Sequence[States] = ()
+    cut: Cut,
+    rows: TokenRows,
+    states: States,
+    spec: StatesSpec,
+    layers: Sequence[States] = (),
+    finite: Sequence[bool] = (),
 ) -> EncodedRows:
     """Encode one part of a window. Parts can be encoded side by side.
 
@@ -98,9 +103,11 @@ def encoded_part(
         states: [T, H] for kind "tokens", else one state for each row that has tokens.
         spec: what is written.
         layers: the same as `states`, of each of `spec.layers`.
+        finite: of `states` and each of `layers`: whether all of them are known to be finite; none: nothing is known.
     """
     own = tuple(column[cut.first_state : cut.last_state] for column in (states, *layers))
-    encoded = tuple(_encode(column, spec) for column in own)
+    known = finite or [False] * len(own)
+    encoded = tuple(_encode(column, spec, finite=fine) for column, fine in zip(own, known, strict=True))
     lengths = np.diff(rows.offsets[cut.start : cut.stop + 1])
     owners = np.repeat(np.arange(cut.stop - cut.start), _states_by_row(lengths, spec))
     faults = np.zeros(cut.stop - cut.start, np.uint8)
@@ -159,9 +166,9 @@ def bytes_by_row(source: pa.RecordBatch, num_rows: int) -> Int64:
     return total
 
 
-def _encode(states: States, spec: StatesSpec) -> Encoded:
+def _encode(states: States, spec: StatesSpec, *, finite: bool) -> Encoded:
     if not spec.normalize:
-        return value_type(spec.dtype).encode(states)
+        return value_type(spec.dtype).encode(states, finite=finite)
     scaled, zero = unit_length(states)
     encoded = value_type(spec.dtype).encode(scaled)
     encoded.faults[zero] = Fault.ZERO_NORM

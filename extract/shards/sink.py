@@ -105,7 +105,7 @@ class ShardWriter:
         self._num_batches = self._num_tokens = self._num_tokens_original = self._overflowed = 0
         with clear_write_errors(path):
             self._file = HashedFile(path, ahead=threads > 1)
-            self._ipc = ipc_file(self._file, schema, _write_options(states), threads)
+            self._ipc = ipc_file(self._file, schema, write_options(states), threads)
 
     def write(
         self,
@@ -114,6 +114,7 @@ class ShardWriter:
         positions: Int64,
         states: States,
         layers: Sequence[States] = (),
+        finite: Sequence[bool] = (),
     ) -> None:
         """Append one window.
 
@@ -123,6 +124,8 @@ class ShardWriter:
             positions: int64 [R], where the window's source rows stand in the source.
             states: [T, H] for kind "tokens", else one for each row that has tokens, in row order.
             layers: the same of each of the job's `states.layers`, in their order.
+            finite: of `states` and each of `layers`: whether all of them are known to be finite, so that nobody need
+                look; none: nothing is known.
 
         Raises:
             NonFiniteStates, ZeroState: a state cannot be stored and `on_non_finite` is "error".
@@ -136,7 +139,7 @@ class ShardWriter:
         source_bytes = bytes_by_row(source, int(rows.source_index[-1]) + 1)
 
         def prepared(cut: Cut) -> tuple[EncodedRows, pa.RecordBatch, Any]:
-            part = encoded_part(cut, rows, states, self._spec, layers)
+            part = encoded_part(cut, rows, states, self._spec, layers, finite)
             batch = record_batch(part, rows, source, positions, self._spec, self._schema)
             return part, batch, self._ipc.prepared(batch)
 
@@ -219,7 +222,8 @@ _NON_FINITE_ADVICE = (
 )
 
 
-def _write_options(states: StatesSpec) -> pa.ipc.IpcWriteOptions:
+def write_options(states: StatesSpec) -> pa.ipc.IpcWriteOptions:
+    """How record batches are compressed."""
     codecs = {"none": None, "lz4": "lz4", "zstd": pa.Codec("zstd", compression_level=states.compression_level)}
     return pa.ipc.IpcWriteOptions(compression=codecs[states.compression], use_threads=False)
 

@@ -23,6 +23,12 @@ Bool = npt.NDArray[np.bool_]
 
 SLICE_VALUES = 2**18
 """Values converted at a time, so that temporaries stay in cache."""
+LARGEST: dict[type[np.generic], float] = {
+    np.float32: float(np.finfo(np.float32).max),
+    np.float16: float(np.finfo(np.float16).max),
+    np.uint16: float.fromhex("0x1.fep127"),
+}
+"""Largest magnitude of each type that states come in."""
 
 
 class Fault(IntEnum):
@@ -70,8 +76,13 @@ class ValueType(Protocol):
     bytes_per_value: int
     """Before compression, without scales."""
 
-    def encode(self, states: States) -> Encoded:
-        """Encode `states` [K, H]. Shares memory with `states` where they already have the stored type."""
+    def encode(self, states: States, *, finite: bool = False) -> Encoded:
+        """Encode `states` [K, H]. Shares memory with `states` where they already have the stored type.
+
+        Args:
+            states: in any of their types.
+            finite: all of them are known to be finite. Where the stored type holds whatever is, nobody looks again.
+        """
 
     def decode(self, values: npt.NDArray[Any], scales: Float32 | None = None) -> Float32:
         """float32 [K, H] of stored `values` [K, H] (and `scales` [K])."""
@@ -88,17 +99,18 @@ class _Float:
     def __init__(self, name: str) -> None:
         self.name = name
         self.storage: np.dtype[Any] = np.dtype(name)
-        self.largest = float(np.finfo(name).max)
+        self.largest = LARGEST[self.storage.type]
         self.bytes_per_value = self.storage.itemsize
 
-    def encode(self, states: States) -> Encoded:
+    def encode(self, states: States, *, finite: bool = False) -> Encoded:
         values = states
         if states.dtype != self.storage:
             values = np.empty(states.shape, self.storage)
             with np.errstate(over="ignore"):
                 for part in _slices(states):
                     values[part] = as_float32(states[part])
-        return Encoded(values=values, scales=None, faults=_faults(states, values))
+        known = finite and LARGEST[states.dtype.type] <= self.largest
+        return Encoded(values=values, scales=None, faults=_faults(states, values, known=known))
 
     def decode(self, values: npt.NDArray[Any], scales: Float32 | None = None) -> Float32:
         return as_float32(values)
@@ -112,17 +124,18 @@ class _Bfloat16:
 
     name = "bfloat16"
     storage: np.dtype[Any] = np.dtype(np.uint16)
-    largest = float.fromhex("0x1.fep127")
+    largest = LARGEST[np.uint16]
     scaled = False
     bytes_per_value = 2
 
-    def encode(self, states: States) -> Encoded:
+    def encode(self, states: States, *, finite: bool = False) -> Encoded:
         values = states
         if states.dtype != self.storage:
             values = np.empty(states.shape, self.storage)
             for part in _slices(states):
                 values[part] = bfloat16_bits(as_float32(states[part]))
-        return Encoded(values=values, scales=None, faults=_faults(states, values))
+        known = finite and LARGEST[states.dtype.type] <= self.largest
+        return Encoded(values=values, scales=None, faults=_faults(states, values, known=known))
 
     def decode(self, values: npt.NDArray[Any], scales: Float32 | None = None) -> Float32:
         return as_float32(values)
@@ -132,7 +145,7 @@ class _Bfloat16:
 
 
 class _Int8:
-    """int8 of Hadamard-rotated blocks, one symmetric scale per state."""
+    """int8 of Hadamard-rotated blocks, one symmetric scale per state, which is all that is looked at."""
 
     name = "int8"
     storage: np.dtype[Any] = np.dtype(np.int8)
@@ -140,7 +153,7 @@ class _Int8:
     scaled = True
     bytes_per_value = 1
 
-    def encode(self, states: States) -> Encoded:
+    def encode(self, states: States, *, finite: bool = False) -> Encoded:
         values = np.empty(states.shape, np.int8)
         scales = np.empty(len(states), np.float32)
         for part in _slices(states):
@@ -238,9 +251,14 @@ def not_finite(values: npt.NDArray[Any]) -> Bool:
     return found
 
 
-def _faults(states: States, encoded: npt.NDArray[Any]) -> UInt8:
-    """uint8 [K]: the fault of each state, from what it was and what it became (not finite where it does not fit)."""
+def _faults(states: States, encoded: npt.NDArray[Any], *, known: bool = False) -> UInt8:
+    """uint8 [K]: the fault of each state, from what it was and what it became (not finite where it does not fit).
+
+    `known`: there are none.
+    """
     faults = np.zeros(len(states), np.uint8)
+    if known:
+        return faults
     for part in _slices(encoded):
         if not _all_finite(encoded[part]):
             rows = part.start + np.flatnonzero(not_finite(encoded[part]).any(axis=1))
