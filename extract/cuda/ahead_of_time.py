@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from extract.cuda.region_variants import Layout, layout, leaves, pattern_of, regions_of, signature
-from extract.cuda.regions import Region
+from extract.cuda.regions import Region, same_code
 
 FEWEST_ROWS = 2
 """Compiled code takes this many rows or more; a single row is run uncompiled."""
@@ -108,7 +108,7 @@ def _compile(variant: Variant, max_rows: int) -> Any:
         strict=False,
     )
     facts = {"signature": signature(region), "layout": layout(inputs), "output": pattern, "max_rows": max_rows}
-    options = {"aot_inductor.package": True, "aot_inductor.metadata": {"region": json.dumps(facts)}}
+    options = {"aot_inductor.package": True, "aot_inductor.metadata": {"region": json.dumps(facts)}} | same_code()
     graph = program.module(check_guards=False)
     arguments = program.example_inputs
     assert arguments is not None

@@ -161,6 +161,17 @@ def operand(values: torch.Tensor, dtype: torch.dtype) -> Operand:
     return quantized(values) if dtype == FP8 else (values.to(dtype), None)
 
 
+def same_code() -> dict[str, Any]:
+    """Options under which torch's compiler makes the same sums, in the same order, in every process.
+
+    By itself it times several kernels on the card and keeps the fastest. They add up a row in different orders, so
+    chance would decide a norm's last bits, and two workers would write different ones.
+    """
+    import torch._inductor.config
+
+    return {name: True for name in ("deterministic", "batch_invariant") if hasattr(torch._inductor.config, name)}
+
+
 def fuse(modules: Iterable[nn.Module], backend: str = "inductor") -> None:
     """Compile every region among `modules`, for any number of rows. Nothing is compiled before it is first called.
 
@@ -174,5 +185,6 @@ def fuse(modules: Iterable[nn.Module], backend: str = "inductor") -> None:
     limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, MOST_KINDS)
     for module in modules:
         if isinstance(module, Region):
-            compiled = torch.compile(module.forward, backend=backend, fullgraph=True, dynamic=True)
+            options = same_code() if backend == "inductor" else None
+            compiled = torch.compile(module.forward, backend=backend, fullgraph=True, dynamic=True, options=options)
             module.forward = compiled

@@ -28,7 +28,7 @@ from extract.cuda.packaged_regions import (
     here,
 )
 from extract.cuda.region_variants import layout, regions_of, signature
-from extract.cuda.regions import Region, fuse
+from extract.cuda.regions import Region, Round, fuse, same_code
 from extract.cuda.runtime import CudaRuntime
 from extract.cuda.trusted_code import CodeNotTrusted, check_trusted, trust
 from extract.engine.contract import COMPILED_FILE
@@ -254,3 +254,13 @@ class TestTrust:
         else:
             with pytest.raises(CodeNotTrusted):
                 check_trusted(tmp_path, self.DIGEST, tmp_path)
+
+
+def test_the_compiler_never_chooses_the_order_of_a_sum_by_time() -> None:
+    """Kernels that are timed against each other differ in their last bits."""
+    assert same_code().get("deterministic") is True
+    given: dict[str, Any] = {}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(torch, "compile", lambda forward, **options: given.update(options) or forward)
+        fuse([Round(torch.bfloat16)])
+    assert given["options"] == same_code() and given["backend"] == "inductor"
