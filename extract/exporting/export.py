@@ -10,14 +10,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from extract.errors import VerificationFailed
+from extract.errors import SpecError, VerificationFailed
 from extract.exporting import target_class
 from extract.exporting.record import describe_export, readme
 from extract.exporting.request import Kind, Request
 from extract.exporting.rows import RowStream, Tally
 from extract.exporting.state_columns import read_states
 from extract.exporting.target import Part, Target
-from extract.exporting.working_directory import ExportExists, WorkingDirectory
+from extract.exporting.working_directory import WorkingDirectory
 from extract.job import read_job
 from extract.output import Output
 from extract.progress import Progress
@@ -27,6 +27,12 @@ from extract.store import replace_file
 README = "README.md"
 ROWS_READ_BACK = 8
 """Of the first and of the last part; what a loader misreads it misreads in every row."""
+
+
+class ExportIntoOutput(SpecError):
+    """Nothing but a run writes into an output directory."""
+
+    template = "{path}: lies within the output that it is made from. Choose another directory with -o."
 
 
 class ExportDiffers(VerificationFailed):
@@ -77,6 +83,7 @@ def export(
     Raises:
         Unfinished: the output is not complete and `unfinished` is not given.
         TargetCannotHold, TargetNeeds, OptionDoesNotApply, MissingPackage: the request does not fit.
+        ExportIntoOutput: the directory lies in the output.
         ExportExists, OtherExport, ExportIsBusy: the directory is taken.
         ExportDiffers: the target's own loader reads other numbers.
     """
@@ -86,7 +93,7 @@ def export(
     cls = target_class(kind)
     output = Output(read_job(made_from))
     if isinstance(made_from, Path) and final.resolve().is_relative_to(made_from.resolve()):
-        raise ExportExists(path=final, problem="it lies within the output that it is made from")
+        raise ExportIntoOutput(path=final)
     stream = RowStream(output, request, with_states_only=cls.with_states_only)
     identity = {
         "job": output.job.job_id,

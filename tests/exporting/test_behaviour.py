@@ -17,7 +17,7 @@ from extract import export
 from extract.derivation import Change, Unfinished, derive
 from extract.errors import BadValue
 from extract.exporting import TARGETS
-from extract.exporting.export import ExportDiffers
+from extract.exporting.export import ExportDiffers, ExportIntoOutput
 from extract.exporting.hf_directory import ColumnNotForDatasets
 from extract.exporting.request import Kind, OptionDoesNotApply
 from extract.exporting.target import Target, TargetCannotHold
@@ -122,8 +122,12 @@ def test_a_directory_with_something_else_is_refused_and_left_alone(tmp_path):
 
 def test_an_export_into_the_output_itself_is_refused(tmp_path):
     out = output(tmp_path)
-    with pytest.raises(ExportExists, match="it lies within the output that it is made from"):
-        export(out, out / "to", kind="npy")
+    for place in (out, out / "to"):
+        with pytest.raises(ExportIntoOutput) as error:
+            export(out, place, kind="npy")
+        assert str(error.value) == (
+            f"{place}: lies within the output that it is made from. Choose another directory with -o."
+        )
 
 
 def test_an_unfinished_export_of_something_else_is_refused(tmp_path, monkeypatch):

@@ -67,6 +67,7 @@ COMMANDS: dict[str, str] = {
 
 FACTS: dict[str, dict[str, Any]] = {
     "exporting.export.ExportDiffers": {"path": "export", "row": 7},
+    "exporting.export.ExportIntoOutput": {"path": "out/npy"},
     "exporting.hf_directory.ColumnNotForDatasets": {
         "path": "out",
         "column": "span",
