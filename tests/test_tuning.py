@@ -29,10 +29,10 @@ from extract.tuning.search import (
     NoSuchPrecision,
     NothingMeasured,
     NothingToChoose,
-    choose,
     own_precision,
     tune,
 )
+from extract.tuning.sweep import choose
 from extract.tuning.table import tuning_text
 from extract.tuning.workload import workload
 

@@ -23,8 +23,8 @@ from extract.packing import TokenBudget, pack
 from extract.tensorrt.open_runtime import NotLoaded
 from extract.tensorrt.vendor_build import VendorBuildFailed
 from extract.tuning.growth import Run, grow
-from extract.tuning.results import Difference, Point, Tuning, Unmeasured
-from extract.tuning.sweep import NO_TIME, point_of
+from extract.tuning.results import Difference, Tuning, Unmeasured
+from extract.tuning.sweep import NO_TIME, choose, point_of
 from extract.tuning.workload import Workload, workload
 
 RUN_S = 1.0
@@ -43,7 +43,6 @@ def tune_tiers(
     *,
     reference: str | Path | None,
     seconds: float,
-    choose: Callable[..., object],
     say: Callable[[str], None],
 ) -> Tuning:
     """Measure tiers of an engine on the card at hand; see `extract.tuning.search.tune`.
@@ -53,7 +52,6 @@ def tune_tiers(
         recipe: with runtime tensorrt-llm.
         reference: as for `build`.
         seconds: no tier is begun that would not be done by then; the first one always is.
-        choose: picks one of the points in a precision.
         say: called with a line whenever a step begins.
 
     Raises:
@@ -76,7 +74,7 @@ def tune_tiers(
         for budget in budgets
     )
     chosen = choose(points, [planned.weights])
-    assert isinstance(chosen, Point)
+    assert chosen is not None  # there are runs, all in one precision
     left = [] if curve.next_budget is None else [_left(planned.weights, curve.next_budget, NO_TIME)]
     contract = tiers.contracts[chosen.budget]
     return Tuning(
@@ -144,27 +142,25 @@ class Tiers:
             self.refusal = str(error).rstrip(".")
             self._say(f"passes of {budget:,} tokens: {error}")
             raise PassOutOfMemory(tokens=f"{budget:,}", sequences="any number of", device="the card") from None
-        limits = runtime.contract.limits
-        one = list(pack(self.work.rows(budget), _budget(limits.max_tokens, limits.max_sequences)))
-        started = time.perf_counter()
-        for batch in one:
-            runtime.hidden_states(batch, "last")
-        once = max(time.perf_counter() - started, 1e-6)
-        rows = self.work.rows(budget * math.ceil(RUN_S / once))
-        batches = list(pack(rows, _budget(limits.max_tokens, limits.max_sequences)))
-        started = time.perf_counter()
-        for batch in batches:
-            runtime.hidden_states(batch, "last")
-        spent = time.perf_counter() - started
-        rate = sum(batch.num_tokens for batch in batches) / spent
-        self._say(f"passes of {budget:,} tokens: {rate:,.0f} tokens/s")
-        return Run(sum(batch.num_tokens for batch in batches), spent)
+        once = max(self._timed(runtime, budget).seconds, 1e-6)
+        run = self._timed(runtime, budget * math.ceil(RUN_S / once))
+        self._say(f"passes of {budget:,} tokens: {run.tokens / run.seconds:,.0f} tokens/s")
+        return run
 
     def close(self) -> None:
         """Give the card back."""
         if self._open is not None:
             self._open[1].close()
             self._open = None
+
+    def _timed(self, runtime: Runtime, num_tokens: int) -> Run:
+        limits = runtime.contract.limits
+        most = TokenBudget(max_tokens=limits.max_tokens, max_sequences=limits.max_sequences)
+        batches = list(pack(self.work.rows(num_tokens), most))
+        started = time.perf_counter()
+        for batch in batches:
+            runtime.hidden_states(batch, "last")
+        return Run(sum(batch.num_tokens for batch in batches), time.perf_counter() - started)
 
     def _runtime(self, budget: int) -> Runtime:
         if self._open is not None and self._open[0] == budget:
@@ -179,10 +175,6 @@ class Tiers:
             self.differences[budget] = Difference(rel_error=seen.rel_error_max, kl=seen.kl_mean, top1=seen.top1)
         self._open = budget, load_runtime(directory)
         return self._open[1]
-
-
-def _budget(max_tokens: int, max_sequences: int) -> TokenBudget:
-    return TokenBudget(max_tokens=max_tokens, max_sequences=max_sequences)
 
 
 def _left(precision: str, budget: int, reason: str) -> Unmeasured:

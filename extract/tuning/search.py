@@ -9,7 +9,7 @@ import datetime
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -17,17 +17,16 @@ from extract.engine.contract import Device
 from extract.engine.device import computes_in, this_device
 from extract.engine.recipe import Recipe, override
 from extract.errors import EngineRefused, ExtractError, OutOfSpace, SpecError
-from extract.tuning.growth import GAIN
 from extract.tuning.results import Point, Tuning, Unmeasured
-from extract.tuning.sweep import Sweep
+from extract.tuning.sweep import Sweep, choose
 
 SECONDS = 150.0
 """Time for a sweep, builds included, unless told otherwise."""
 
 EXACT_FIRST = ("float32", "bfloat16", "float16", "int8", "fp8")
 TRIED = ("float32", "bfloat16", "int8", "fp8")
-EIGHT_BITS = ("int8", "fp8")
 """Precisions of a sweep that names none, beside the checkpoint's own."""
+EIGHT_BITS = ("int8", "fp8")
 
 
 class NoSuchPrecision(SpecError):
@@ -115,7 +114,7 @@ def tune(
         if precisions or threads or allow_int8:
             raise NotOfThisRuntime(runtime=runtime)
         recipe = Recipe(runtime=runtime, max_input_tokens=max_input_tokens or Recipe().max_input_tokens)
-        return tune_tiers(checkpoint, recipe, reference=reference, seconds=seconds, choose=choose, say=say)
+        return tune_tiers(checkpoint, recipe, reference=reference, seconds=seconds, say=say)
     started = time.monotonic()
     counts = _threads(threads)
     here = this_device(device)
@@ -169,24 +168,6 @@ def tune(
 def own_precision(device: Device, dtype: str) -> str:
     """What a build with dtype "auto" takes: the checkpoint's own type where the device computes in it, else float32."""
     return dtype if dtype in ("bfloat16", "float16") and computes_in(device, dtype) else "float32"
-
-
-def choose(points: Iterable[Point], precisions: Sequence[str]) -> Point | None:
-    """The fastest point in one of `precisions`, or a more modest one of the same curve that is as fast but for `GAIN`.
-
-    A smaller budget takes less memory, and a difference that small is noise.
-    """
-    measured = [point for point in points if point.tokens_per_s is not None and point.precision in precisions]
-    if not measured:
-        return None
-    fastest = max(measured, key=_rate)
-    alike = (fastest.precision, fastest.threads)
-    near = [point for point in measured if _rate(point) * (1 + GAIN) >= _rate(fastest)]
-    return min((point for point in near if (point.precision, point.threads) == alike), key=lambda point: point.budget)
-
-
-def _rate(point: Point) -> float:
-    return point.tokens_per_s or 0.0
 
 
 def _precisions(asked: Sequence[str] | None, device: Device, own: str) -> list[str]:

@@ -1,12 +1,15 @@
-"""Curves one after another until time is up: their points, and what is left over with the reason."""
+"""Curves one after another until time is up: their points, and what is left over with the reason.
+
+Which point is the best one is asked here, too, since the sweep over tiers of tensorrt-llm asks the same.
+"""
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 from extract.errors import CheckpointRefused, EngineRefused, SpecError
 from extract.tuning.engines import Engines
-from extract.tuning.growth import Curve, grow
+from extract.tuning.growth import GAIN, Curve, grow
 from extract.tuning.results import Difference, Point, Unmeasured
 from extract.tuning.trials import Trial
 from extract.tuning.workload import Workload
@@ -117,3 +120,21 @@ def point_of(
         difference=difference,
         expected_bytes=expected_bytes,
     )
+
+
+def choose(points: Iterable[Point], precisions: Sequence[str]) -> Point | None:
+    """The fastest point in one of `precisions`, or a more modest one of the same curve that is as fast but for `GAIN`.
+
+    A smaller budget takes less memory, and a difference that small is noise.
+    """
+    measured = [point for point in points if point.tokens_per_s is not None and point.precision in precisions]
+    if not measured:
+        return None
+    fastest = max(measured, key=_rate)
+    alike = (fastest.precision, fastest.threads)
+    near = [point for point in measured if _rate(point) * (1 + GAIN) >= _rate(fastest)]
+    return min((point for point in near if (point.precision, point.threads) == alike), key=lambda point: point.budget)
+
+
+def _rate(point: Point) -> float:
+    return point.tokens_per_s or 0.0
