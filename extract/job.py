@@ -26,6 +26,7 @@ from extract.errors import ExtractError, ResumeRefused
 from extract.records import Int64
 from extract.selection import Selection, parse_selection
 from extract.settings import parse
+from extract.shard_owner import job_difference, known_shard
 from extract.spec import JobSpec, as_table
 from extract.storage import ObjectPath, Place, make_scratch_folder, scratch_folder
 from extract.store import clear_write_errors, create_once, make_directory, sync_directory
@@ -40,6 +41,15 @@ class NotAJob(ExtractError):
 
     exit_code = 2
     template = "{path}: not an output directory ({problem})."
+
+
+class DamagedJob(NotAJob):
+    """A `job.json` that is there and cannot be read."""
+
+    template = (
+        "{path}: job.json cannot be read ({problem}). Move it away and run the command that the job was started with: "
+        "it is written again if the shards are that job's."
+    )
 
 
 class ForeignDirectory(ResumeRefused):
@@ -179,7 +189,10 @@ def job_id(identity: dict[str, Any]) -> str:
 def prepare(root: Place, record: JobRecord) -> JobDirectory:
     """Create the output directory for a job, or check that it holds the same one.
 
+    A `job.json` that was lost is written again where the shards beside it are of this job.
+
     Raises:
+        DamagedJob: its `job.json` cannot be read.
         OtherJob: it holds another one; the message names the first field that differs.
         ForeignDirectory: it holds something else.
         NoConditionalWrites: an object store that would let two workers commit one shard.
@@ -192,7 +205,7 @@ def prepare(root: Place, record: JobRecord) -> JobDirectory:
         with clear_write_errors(root):
             others = [path for path in root.iterdir() if not path.name.startswith(".")] if root.is_dir() else []
             if others and not directory.job_file.exists():  # else another process has just begun the same job
-                raise ForeignDirectory(path=root)
+                _check_whose(directory, record)
             make_directory(root)
         create_once(directory.job_file, _job_json(record))
     check_same(read_job(root), record)
@@ -210,17 +223,29 @@ def _prepare_objects(root: ObjectPath, directory: JobDirectory, record: JobRecor
     if not directory.job_file.exists():
         others = any(not path.name.startswith(".") for path in root.iterdir())  # a probe is another process's
         if others and not directory.job_file.exists():
-            raise ForeignDirectory(path=root)
+            _check_whose(directory, record)
         create_once(directory.job_file, _job_json(record))
     check_same(read_job(root), record)
     make_scratch_folder(root)
+
+
+def _check_whose(directory: JobDirectory, record: JobRecord) -> None:
+    """Refuse a directory without `job.json` unless its shards are of this job."""
+    shard = known_shard(directory.commits, directory.data)
+    if shard is None:
+        raise ForeignDirectory(path=directory.root)
+    difference = job_difference(*shard, record.schema, record.rows_per_shard)
+    if difference is not None:
+        field, found, expected = difference
+        raise OtherJob(path=directory.root, field=field, found=found, expected=expected)
 
 
 def read_job(root: Place) -> StoredJob:
     """Read `job.json`.
 
     Raises:
-        NotAJob: missing, unreadable, absurdly large, or of another format version.
+        NotAJob: missing, absurdly large, or of another format version.
+        DamagedJob: it does not parse.
     """
     directory = JobDirectory(root)
     path = directory.job_file
@@ -248,9 +273,9 @@ def read_job(root: Place) -> StoredJob:
     except NotAJob:
         raise
     except ExtractError as error:
-        raise NotAJob(path=root, problem=f"job.json does not parse: {error}") from None
+        raise DamagedJob(path=root, problem=str(error)) from None
     except (ValueError, KeyError, TypeError, RecursionError, OSError, pa.ArrowException) as error:
-        raise NotAJob(path=root, problem=f"job.json does not parse: {type(error).__name__}: {error}") from None
+        raise DamagedJob(path=root, problem=f"{type(error).__name__}: {error}") from None
 
 
 def check_same(stored: StoredJob, record: JobRecord) -> None:

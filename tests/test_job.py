@@ -172,9 +172,7 @@ def test_a_job_cut_short_is_named(tmp_path):
     content = (tmp_path / "job.json").read_bytes()
     for length in (0, 1, len(content) // 2, len(content) - 3):
         (tmp_path / "job.json").write_bytes(content[:length])
-        assert refusal(tmp_path).startswith(
-            f"{tmp_path}: not an output directory (job.json does not parse: JSONDecodeError: "
-        )
+        assert refusal(tmp_path).startswith(f"{tmp_path}: job.json cannot be read (JSONDecodeError: ")
 
 
 @pytest.mark.parametrize(
@@ -191,14 +189,14 @@ def test_a_job_cut_short_is_named(tmp_path):
 )
 def test_a_job_with_nonsense_in_it_is_refused_as_none(changes, tmp_path):
     damage(tmp_path, **changes)
-    assert refusal(tmp_path).startswith(f"{tmp_path}: not an output directory (job.json does not parse: ")
+    assert refusal(tmp_path).startswith(f"{tmp_path}: job.json cannot be read (")
 
 
 @pytest.mark.parametrize("content", ["[]", "null", "1", '"text"', "[" * 100_000])
 def test_json_that_is_no_job_is_refused_as_none(content, tmp_path):
     prepare(tmp_path, RECORD)
     (tmp_path / "job.json").write_text(content)
-    assert refusal(tmp_path).startswith(f"{tmp_path}: not an output directory (job.json does not parse: ")
+    assert refusal(tmp_path).startswith(f"{tmp_path}: job.json cannot be read (")
 
 
 # --- differences ----------------------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ store
 storage.local_copies
 assets, cpu.linear_names, packing, sample, selection, spec, whole_directory
 claims, commits, patching, report, shards, sources
+shard_owner
 engine.contract, engine.recipe, engine.torch_memory, engine.torch_packed_pass, engine.torch_pooling
 cpu, tensorrt
 cuda

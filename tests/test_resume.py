@@ -1,5 +1,6 @@
 """Who may go on with a job: the same rows, numbers and columns; everything else is refused, and the field named."""
 
+import json
 import shutil
 import time
 from dataclasses import replace
@@ -11,8 +12,9 @@ import pytest
 import rig
 
 from extract.commits import commit_path
+from extract.engine.contract import read_contract
 from extract.errors import ResumeRefused
-from extract.job import read_job
+from extract.job import NotAJob, read_job
 from extract.output import open_output
 from extract.runners.local import run
 from extract.spec import JobSpec, RunSpec, SourceSpec, StatesSpec, TextSpec
@@ -103,6 +105,65 @@ def message(out: Path, field: str, found: object, expected: object) -> str:
 def digests(found: str, expected: str) -> tuple[str, str]:
     """As a message shows two long values."""
     return f'"{found[:56]}...', f'"{expected[:56]}...'
+
+
+# --- job.json lost --------------------------------------------------------------------------------------------------
+
+
+def lost(job: Path) -> Path:
+    """The output without its job.json, which is returned."""
+    return (job / "out" / "job.json").rename(job / "lost.json")
+
+
+def test_a_lost_job_file_is_written_again_by_the_same_command(unfinished, base, tiny_engine, runtime):
+    before = lost(unfinished)
+    run(spec_of(tiny_engine, unfinished / "rows.parquet", unfinished / "out"), runtime=runtime)
+    assert read_job(unfinished / "out").identity == json.loads(before.read_text())["identity"]
+    assert data(unfinished / "out") == data(base / "out")
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]"], ids=["empty", "cut", "something else"])
+def test_a_damaged_job_file_is_named_with_the_way_back(damage, unfinished, base, tiny_engine, runtime):
+    (unfinished / "out" / "job.json").write_bytes(damage)
+    spec = spec_of(tiny_engine, unfinished / "rows.parquet", unfinished / "out")
+    with pytest.raises(NotAJob) as refused:
+        run(spec, runtime=runtime)
+    assert str(refused.value).endswith(
+        ". Move it away and run the command that the job was started with: it is written again if the shards are "
+        "that job's."
+    )
+    lost(unfinished)
+    run(spec, runtime=runtime)
+    assert data(unfinished / "out") == data(base / "out")
+
+
+def test_a_lost_job_file_is_written_by_no_other_job(unfinished, tiny_engine, other_weights):
+    rows, out = unfinished / "rows.parquet", unfinished / "out"
+    stored = read_job(out)
+    lost(unfinished)
+    checkpoint = stored.contract["checkpoint"]["sha256"]
+    asked = read_contract(other_weights).checkpoint.sha256
+    assert refusal(spec_of(other_weights, rows, out)) == message(out, "checkpoint", *digests(checkpoint, asked))
+    longer = StatesSpec(rows_per_shard=5, reserve_bytes=0)
+    assert refusal(spec_of(tiny_engine, rows, out, states=longer)) == message(out, "states.rows_per_shard", 4, 5)
+    pooled = StatesSpec(kind="last", rows_per_shard=4, reserve_bytes=0)
+    assert f'whose job is "{stored.job_id}"' in refusal(spec_of(tiny_engine, rows, out, states=pooled))
+    assert "whose tokens is" in refusal(spec_of(tiny_engine, rows, out, text=TextSpec(on_long="drop")))
+
+
+def test_a_lost_job_file_beside_one_damaged_shard_is_written_again(unfinished, base, tiny_engine, runtime):
+    lost(unfinished)
+    first = next((unfinished / "out" / "data").glob("shard-00000-*"))
+    whole = first.read_bytes()
+    first.write_bytes(whole[: len(whole) // 2])
+    run(spec_of(tiny_engine, unfinished / "rows.parquet", unfinished / "out"), runtime=runtime)
+    first.write_bytes(whole)
+    assert data(unfinished / "out") == data(base / "out")
+
+
+def data(out: Path) -> dict[str, bytes]:
+    """Every data file by its name."""
+    return {path.name: path.read_bytes() for path in sorted((out / "data").iterdir())}
 
 
 # --- refused --------------------------------------------------------------------------------------------------------

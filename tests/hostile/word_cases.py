@@ -21,6 +21,7 @@ COMMANDS: dict[str, str] = {
     "jobs.Missing": "run --data rows.parquet -o out",
     "storage.BadAddress": "status ftp://bucket/out",
     "job.NotAJob": "status gone",
+    "job.DamagedJob": "status torn",
     "inspection.NothingToInspect": "inspect gone",
     "engine.layer_numbers.LayerTwice": PLAN + "rows.parquet --layers 2,-2",
     "engine.layer_numbers.NoSuchDecoderLayer": PLAN + "rows.parquet --layers 1,99",
@@ -490,7 +491,7 @@ def plant(directory: Path, engine: Path, checkpoint: Path) -> None:
     """The files that the commands name."""
     (directory / "engine").symlink_to(engine)
     (directory / "checkpoint").symlink_to(checkpoint)
-    for name in ("nothing", "mixed", "drift", "wide", "unknown", "encoder", "bare", "pickled"):
+    for name in ("nothing", "mixed", "drift", "wide", "unknown", "encoder", "bare", "pickled", "torn"):
         (directory / name).mkdir()
     for name in ("unknown", "encoder"):
         (directory / name / "model.safetensors").symlink_to(checkpoint / "model.safetensors")
@@ -521,5 +522,6 @@ def plant(directory: Path, engine: Path, checkpoint: Path) -> None:
         "bare/config.json": (checkpoint / "config.json").read_text(),
         "pickled/config.json": (checkpoint / "config.json").read_text(),
         "pickled/pytorch_model.bin": "pickle",
+        "torn/job.json": "{",
     }.items():
         (directory / name).write_text(content)
