@@ -33,12 +33,19 @@ def measure(shape: Shape, device: Any, folder: Path, deadline: Deadline, *, tiny
         engine.runtime.contract = dataclasses.replace(contract, limits=limits)
         write_contract(folder, engine.runtime.contract)
         sizes = {"last": 16, "tokens": 16} if tiny else {"last": 16_384, "tokens": 4096}
-        _write_rows(data, rows_of("mixed", max(sizes.values()), shape.vocabulary))
+        rows = rows_of("mixed", max(sizes.values()), shape.vocabulary)
+        _write_rows(data, rows)
         for kind, size in sizes.items():
-            for compression in ("zstd", "none"):
+            alone = None
+            if deadline.affords(0.1 if tiny else 3.0, f"the engine alone, {kind}"):
+                alone = ours.rate(engine, ours.batch_of(rows[:size]), kind, deadline, tiny=tiny)
+                found[f"the engine alone, {kind}, tokens/s"] = alone
+            for compression in ("none", "zstd"):
                 label = f"{kind}, {compression}"
                 if deadline.affords(0.2 if tiny else 8.0, f"job of {label}"):
                     found[label] = _job(engine, folder, data, kind, compression, size)
+                    if alone is not None:
+                        found[label]["of the engine alone"] = found[label]["tokens_per_s"] / alone
     finally:
         engine.close()
         (folder / "contract.json").unlink(missing_ok=True)

@@ -30,6 +30,11 @@ class NotHere(Exception):
     """This engine cannot be had here, and why."""
 
 
+def short(error: BaseException) -> str:
+    """An error in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
 class Ours:
     """A loaded engine, and how long that took."""
 
@@ -309,38 +314,51 @@ def measure(shape: Shape, device: Any, folder: Path, deadline: Deadline, *, tiny
         if not deadline.affords(0.5 if tiny else 8.0, f"{shape.name} {precision}"):
             continue
         half = Deadline(deadline.end - (deadline.left / 2 if precision == "bfloat16" else 0.0), deadline.cut_off)
-        found["engines"][precision] = _rates(shape, device, folder, precision, half, tiny=tiny)
+        seen = found["engines"][precision] = {}
+        try:
+            _rates(shape, device, folder, precision, half, seen, tiny=tiny)
+        except NotHere as reason:
+            seen["missing"] = str(reason)
+        except Exception as error:  # what was measured before it counts, and so may the other precision
+            seen["failed"] = short(error)
     return found
 
 
 def _rates(
-    shape: Shape, device: Any, folder: Path, precision: str, deadline: Deadline, *, tiny: bool
-) -> dict[str, Any]:
+    shape: Shape,
+    device: Any,
+    folder: Path,
+    precision: str,
+    deadline: Deadline,
+    found: dict[str, Any],
+    *,
+    tiny: bool,
+) -> None:
+    """Fills `found`, so that what was measured is there if something breaks; raises `NotHere` as `opened` does."""
     import torch
 
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
     started = time.perf_counter()
-    try:
-        engine, note = working(folder, shape, precision, device)
-    except NotHere as reason:
-        return {"missing": str(reason)}
+    engine, note = working(folder, shape, precision, device)
     first_s = time.perf_counter() - started
     try:
         most = engine.runtime.pass_tokens
-        tokens = min(PASSES * most, num_rows(shape, tiny=tiny) * LIMIT)
+        tokens = min(PASSES * most, 2 * num_rows(shape, tiny=tiny) * LIMIT)
+        size = max(LIMIT, min(most, tokens // PASSES))  # so that the last copy down, which waits for nobody, is small
+        engine.set_pass_tokens(size)
         full, shared = (
             batch_of(rows_of(kind, max(2, tokens // LIMIT), shape.vocabulary)) for kind in ("full", "shared")
         )
         engine.run(full, "tokens")
         again_s = on_host(device, lambda: engine.run(full, "tokens"))
-        found: dict[str, Any] = {
+        found |= {
             "load_s": engine.load_s,
             "first_batch_s": first_s,
             "note": note,
             "weights_gib": memory_of(folder, precision, device, fused=True).weight_bytes / 2**30,
-            "pass_tokens": most,
+            "pass_tokens": size,
             "batch_tokens": full.num_tokens,
             "rates": {},
         }
@@ -352,17 +370,17 @@ def _rates(
         }
         for label, (batch, kind) in works.items():
             if deadline.affords(3.2 * again_s, f"{shape.name} {precision} {label}"):
-                found["rates"][label] = _rate(engine, batch, kind, deadline, tiny=tiny)
+                found["rates"][label] = rate(engine, batch, kind, deadline, tiny=tiny)
         if device.type == "cuda":
             memory = memory_of(folder, precision, device, fused=True)
             found["memory"] = {
                 "measured": torch.cuda.max_memory_allocated(device),
-                "expected": memory.weight_bytes + memory.pass_bytes(most),
+                "expected": memory.weight_bytes + memory.pass_bytes(size),
             }
+        engine.set_pass_tokens(most)
         per_token = again_s / full.num_tokens
         found["by_pass_tokens"] = _by_pass(engine, shape, most, per_token, deadline, tiny=tiny)
         found["by_batch_tokens"] = _by_batch(engine, shape, per_token, deadline, tiny=tiny)
-        return found
     finally:
         engine.close()
 
@@ -378,7 +396,7 @@ def _by_pass(
         if deadline.affords(2.5 * tokens * per_token, f"{shape.name} {engine.precision} passes of {size:,} tokens"):
             batch = batch_of(rows_of("full", max(2, tokens // LIMIT), shape.vocabulary))
             engine.set_pass_tokens(size)
-            found[str(size)] = _rate(engine, batch, "tokens", deadline, tiny=True, runs=1)
+            found[str(size)] = rate(engine, batch, "tokens", deadline, tiny=True, runs=1)
         size *= 2
     engine.set_pass_tokens(most)
     return found
@@ -390,11 +408,11 @@ def _by_batch(engine: Ours, shape: Shape, per_token: float, deadline: Deadline, 
     for tokens in (256, 512) if tiny else BATCHES:
         if deadline.affords(2.2 * tokens * per_token, f"{shape.name} batches of {tokens:,} tokens"):
             batch = batch_of(rows_of("full", tokens // LIMIT, shape.vocabulary))
-            found[str(tokens)] = _rate(engine, batch, "last", deadline, tiny=True, runs=1)
+            found[str(tokens)] = rate(engine, batch, "last", deadline, tiny=True, runs=1)
     return found
 
 
-def _rate(engine: Ours, batch: Any, kind: str, deadline: Deadline, *, tiny: bool, runs: int = 2) -> float:
+def rate(engine: Ours, batch: Any, kind: str, deadline: Deadline, *, tiny: bool, runs: int = 2) -> float:
     """Tokens/s until states lie in host memory; the rows' own tokens count, computed or shared."""
     from extract.shards.values import as_float32
 
@@ -426,7 +444,7 @@ def on_mixed_rows(
             for kind in found:
                 if deadline.affords(0.1 if tiny else 5.0, f"ours on {kind} rows in {precision}"):
                     batch = batch_of(sorted(rows_of(kind, num_rows(shape, tiny=tiny), shape.vocabulary), key=len))
-                    found[kind][precision] = _rate(engine, batch, "tokens", deadline, tiny=tiny, runs=2)
+                    found[kind][precision] = rate(engine, batch, "tokens", deadline, tiny=tiny, runs=2)
         finally:
             engine.close()
     return found

@@ -110,6 +110,10 @@ def _ours(found: dict[str, Any], name: str, parts: dict[str, Any]) -> list[str]:
         if "missing" in seen:
             lines.append(f"   {precision:9} not here: {seen['missing']}")
             continue
+        if "failed" in seen:
+            lines.append(f"   {precision:9} failed: {seen['failed']}")
+        if "rates" not in seen:
+            continue
         limit = ceiling(parts, model, precision)
         loaded = f"loaded in {seen['load_s']:.2f} s, first batch after {seen['first_batch_s']:.1f} s"
         passes = f"passes of {seen['pass_tokens']:,} tokens, batches of {seen['batch_tokens']:,}"
