@@ -8,8 +8,7 @@ shards in flight.
 """
 
 import time
-from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,42 +16,15 @@ from typing import Any
 from extract.errors import ExtractError, ShardsFailed
 from extract.progress import Counts, Progress
 from extract.runners.dispatch import Dispatch
-from extract.runners.patience import USUAL_PATIENCE, Patience
 from extract.runners.ray_actor import Loaded, Outcome
-from extract.runners.ray_cluster import MAX_OUTSTANDING, Cluster, Lost, Node
+from extract.runners.ray_cluster import MAX_OUTSTANDING, Cluster, Lost
+from extract.runners.ray_places import Places, RaySettings
 from extract.runners.ray_slots import RaySlot
 from extract.runners.session import Made, Session, StreamHasNoShards, run_job
 from extract.runners.summary import Summary, first_reasons
 from extract.spec import JobSpec
 
 WAIT_S = 0.5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RaySettings:
-    """How a cluster is used.
-
-    Attributes:
-        address: of the cluster; `None`: one is started on this machine.
-        max_workers: at most so many; `None`: as many as the nodes hold.
-        max_attempts: of one shard.
-        node_budget: failures to load an engine after which a node is left alone.
-        patience: how long workers may load, or make no progress.
-        stop_timeout_s: that workers have to drop what is in flight.
-        look_every_s: for nodes that have joined or left.
-        count_every_s: for the progress.
-        straggler_factor: times the median of a shard's time, after which it may be made a second time.
-    """
-
-    address: str | None = None
-    max_workers: int | None = None
-    max_attempts: int = 4
-    node_budget: int = 3
-    patience: Patience = USUAL_PATIENCE
-    stop_timeout_s: float = 30.0
-    look_every_s: float = 10.0
-    count_every_s: float = 2.0
-    straggler_factor: float = 3.0
 
 
 class ShardsLost(ShardsFailed):
@@ -108,23 +80,15 @@ def _make_on_ray(session: Session, *, settings: RaySettings) -> Made:
 
 
 class _Driver:
-    """The state of one run."""
+    """Hands out shards, and hears what becomes of them."""
 
     def __init__(self, session: Session, settings: RaySettings, cluster: Cluster) -> None:
         self._session, self._settings, self._cluster = session, settings, cluster
-        self._spec = session.plan.spec
         self._made = Made()
         self._dispatch = Dispatch(
             session.todo.left(), max_attempts=settings.max_attempts, straggler_factor=settings.straggler_factor
         )
-        engines = [session.plan.engine, *(plan.engine for _, plan in session.job.others)]
-        self._devices = {str(contract.device.type) for contract in engines}
-        self._num_cpus = self._spec.run.threads or engines[0].runtime.threads
-        self._slots: list[RaySlot] = []
-        self._failures: Counter[str] = Counter()
-        self._last_failure: ExtractError | str = "no node has room for a worker"
-        self._looked = float("-inf")
-        self._empty_since: float | None = None
+        self._places = Places(session, cluster, settings)
 
     def make(self) -> Made:
         """Until every shard is committed or has failed."""
@@ -133,7 +97,8 @@ class _Driver:
         try:
             with session.making():
                 while self._dispatch.num_open and not stop.is_set():
-                    self._place_workers()
+                    if not self._places.fill(self._dispatch.num_open):
+                        self._give_up()
                     self._hand_out()
                     self._ask_for_counts()
                     self._hear(WAIT_S)
@@ -142,9 +107,8 @@ class _Driver:
                     self._wind_down()
                     raise KeyboardInterrupt
         finally:
-            for slot in self._slots:
-                self._end(slot)
-        self._made.parts = tuple(slot.part() for slot in self._slots if slot.num_starts)
+            self._places.end()
+        self._made.parts = tuple(slot.part() for slot in self._places.slots if slot.num_starts)
         if self._dispatch.failed:
             session.todo.failed |= self._dispatch.failed
             self._made.error = self._lost()
@@ -159,65 +123,13 @@ class _Driver:
             details=first_reasons(failed),
         )
 
-    # --- workers --------------------------------------------------------------------------------------------------
-
-    def _place_workers(self) -> None:
-        """Look for nodes now and then, and start a worker wherever one is missing and there is work for it."""
-        now = time.monotonic()
-        living = [slot for slot in self._slots if slot.handle is not None]
-        if now - self._looked < self._settings.look_every_s and living:
-            return
-        if now - self._looked < min(1.0, self._settings.look_every_s):
-            return
-        self._looked = now
-        nodes = self._cluster.nodes(self._devices, self._num_cpus)
-        usable = [node for node in nodes if self._failures[node.node_id] < self._settings.node_budget]
-        if not usable and not living:
-            self._give_up_if_nothing_can_run(nodes)
-            return
-        self._empty_since = None
-        self._make_room(usable)
-        here = {node.node_id for node in usable}
-        most = min(self._dispatch.num_open, self._settings.max_workers or self._dispatch.num_open)
-        for slot in self._slots:
-            if len(living) >= most:
-                break
-            if slot.handle is None and slot.node.node_id in here:
-                self._start(slot)
-                living.append(slot)
-        self._session.progress.num_workers = max(1, len(living))
-
-    def _make_room(self, nodes: list[Node]) -> None:
-        """A slot for each worker that each node holds; node by node, so that few workers spread over many nodes."""
-        known = Counter(slot.node.node_id for slot in self._slots)
-        for depth in range(max((node.capacity for node in nodes), default=0)):
-            for node in nodes:
-                if known[node.node_id] <= depth < node.capacity:
-                    self._slots.append(RaySlot(number=len(self._slots), node=node))
-                    known[node.node_id] += 1
-
-    def _give_up_if_nothing_can_run(self, nodes: list[Node]) -> None:
-        """Every node that has room failed too often: nothing will change that."""
-        if not nodes:  # a cluster that still grows, or has just lost its machines
-            if self._empty_since is None:
-                self._empty_since = time.monotonic()
-                self._session.progress.say("no node has room for a worker; waiting for one")
-            if time.monotonic() - self._empty_since < self._settings.patience.boot_timeout_s:
-                return
-        if isinstance(self._last_failure, ExtractError):
-            raise self._last_failure
-        self._session.todo.failed |= dict.fromkeys(self._session.todo.left(), self._last_failure)
+    def _give_up(self) -> None:
+        """No worker can run anywhere, and nothing will change that."""
+        failure = self._places.last_failure
+        if isinstance(failure, ExtractError):
+            raise failure
+        self._session.todo.failed |= dict.fromkeys(self._session.todo.left(), failure)
         raise self._lost()
-
-    def _start(self, slot: RaySlot) -> None:
-        threads = self._spec.run.threads if slot.node.num_gpus else slot.node.num_cpus
-        handle = self._cluster.start(slot.node, self._spec, threads)
-        slot.began(handle, handle.load.remote())
-
-    def _end(self, slot: RaySlot) -> None:
-        if slot.handle is not None:
-            self._cluster.kill(slot.handle)
-            slot.ended()
 
     def _replace(self, slot: RaySlot, reason: str, *, counts: bool = True, culprit: int | None = None) -> None:
         """The worker is lost or useless: end it, and let its shards be handed out again.
@@ -232,30 +144,24 @@ class _Driver:
         about = shards if culprit is None else (culprit,)
         what = f", shard{'s' * (len(about) > 1)} {', '.join(map(str, about))}" if about else ""
         progress.say(f"worker {slot.number} on {slot.node.name}{what}: {reason}")
-        if slot.loaded is None:
-            self._failures[slot.node.node_id] += counts
-            self._last_failure = reason
         progress.add(Counts(rows=slot.committed_rows), Counts(rows=slot.counts.rows))  # the rest is done again
-        self._end(slot)
+        self._places.lost(slot, reason, counts=counts)
         for shard in reversed(shards):
             self._lose(shard, slot, reason, counts=counts and shard in about)
-        self._looked = min(self._looked, time.monotonic() - self._settings.look_every_s + 1.0)  # look again soon
 
     def _lose(self, shard: int, slot: RaySlot, reason: str, *, counts: bool = True) -> None:
         if self._dispatch.lost(shard, slot.node.node_id, reason, counts=counts):
             self._session.progress.say(f"shard {shard} has failed {self._settings.max_attempts} times and is left out")
 
-    # --- calls ----------------------------------------------------------------------------------------------------
-
     def _hand_out(self) -> None:
         """First to those who have nothing to do, then a second shard to those who have one."""
         now = time.monotonic()
-        ready = [slot for slot in self._slots if slot.loaded is not None]
+        ready = [slot for slot in self._places.slots if slot.loaded is not None]
         for slot in ready:
             if not slot.making:
                 slot.alive = now
                 self._hand(slot, self._dispatch.take(slot.node.node_id, now))
-        num_workers = sum(slot.handle is not None for slot in self._slots)
+        num_workers = len(self._places.living)
         for slot in ready:
             if 0 < len(slot.making) < MAX_OUTSTANDING:
                 self._hand(slot, self._dispatch.take_ahead(slot.shards[0], slot.node.node_id, num_workers, now))
@@ -266,14 +172,14 @@ class _Driver:
 
     def _ask_for_counts(self) -> None:
         now = time.monotonic()
-        for slot in self._slots:
+        for slot in self._places.slots:
             if slot.making and slot.counting is None and now - slot.asked > self._settings.count_every_s:
                 slot.asked = now
                 slot.counting = slot.handle.counts.remote()
 
     def _hear(self, timeout_s: float) -> None:
         out: dict[Any, RaySlot] = {}
-        for slot in self._slots:
+        for slot in self._places.slots:
             out |= {call: slot for call in (slot.loading, slot.counting, *slot.making) if call is not None}
         if not out:
             time.sleep(min(timeout_s, 0.2))
@@ -300,7 +206,7 @@ class _Driver:
                 self._replace(slot, reason, counts=not preempted)
             case ExtractError():
                 self._replace(slot, str(answer))
-                self._last_failure = answer
+                self._places.last_failure = answer
 
     def _made_or_not(self, slot: RaySlot, call: Any, outcome: Outcome) -> None:
         shard, commit, now = slot.making[call], outcome.commit, time.monotonic()
@@ -334,7 +240,7 @@ class _Driver:
 
     def _end_what_hangs(self) -> None:
         now, patience = time.monotonic(), self._settings.patience
-        for slot in self._slots:
+        for slot in self._places.slots:
             reason = patience.lost_with(
                 loading=slot.loading is not None, has_work=bool(slot.making), silent_s=now - slot.alive
             )
@@ -343,8 +249,8 @@ class _Driver:
 
     def _wind_down(self) -> None:
         """Let workers drop what is in flight; who does not answer is killed a little later."""
-        out = {call: slot for slot in self._slots for call in slot.making}
-        for slot in self._slots:
+        out = {call: slot for slot in self._places.slots for call in slot.making}
+        for slot in self._places.slots:
             if slot.making:
                 slot.handle.stop.remote()
         deadline = time.monotonic() + self._settings.stop_timeout_s
