@@ -250,7 +250,7 @@ def read_job(root: Place) -> StoredJob:
     directory = JobDirectory(root)
     path = directory.job_file
     if isinstance(root, Path) and not root.is_dir():
-        raise NotAJob(path=root, problem="no such directory")
+        raise NotAJob(path=root, problem="not a directory" if root.exists() else "no such directory")
     if not path.is_file():
         raise NotAJob(path=root, problem="it holds no job.json")
     if path.stat().st_size > MAX_JOB_BYTES:

@@ -35,10 +35,10 @@ class DiskFull(OutOfSpace):
 
 
 class CannotWrite(ExtractError):
-    """The output directory cannot be written."""
+    """The output cannot be written."""
 
     exit_code = 2
-    template = "{path}: cannot be written: {problem}. Choose another output directory with -o."
+    template = "{path}: cannot be written: {problem}. Choose another place with -o."
 
 
 class NoHardLinks(ExtractError):

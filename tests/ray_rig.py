@@ -30,9 +30,9 @@ SETTINGS = {"look_every_s": 1.0, "count_every_s": 0.2}
 DRIVER = """
 import json, sys
 from extract.cli import main
-from extract.runners import ray_driver
-real, settings = ray_driver.RaySettings, json.loads(sys.argv[1])
-ray_driver.RaySettings = lambda **given: real(**{**given, **settings})
+from extract.runners import ray_places
+real, settings = ray_places.RaySettings, json.loads(sys.argv[1])
+ray_places.RaySettings = lambda **given: real(**{**given, **settings})
 main(sys.argv[2:])
 """
 

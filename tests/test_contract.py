@@ -113,7 +113,7 @@ def test_no_directory_is_no_engine(tmp_path):
 
 def test_a_file_is_no_engine(tmp_path):
     (tmp_path / "engine").write_text("")
-    assert refusal(tmp_path / "engine") == "no such directory"
+    assert refusal(tmp_path / "engine") == "not a directory"
 
 
 def test_a_directory_without_a_contract_is_no_engine(tmp_path):

@@ -242,7 +242,7 @@ def test_an_output_directory_that_cannot_be_written_is_named(tiny_engine, rows, 
         assert (ended.code, ended.out, ended.err) == (
             2,
             "",
-            f"extract: {out}: cannot be written: Read-only file system. Choose another output directory with -o.\n",
+            f"extract: {out}: cannot be written: Read-only file system. Choose another place with -o.\n",
         )
 
 
@@ -256,7 +256,7 @@ def test_an_unfinished_job_on_a_read_only_disk_says_so(tiny_engine, rows, runtim
         run(spec_of(tiny_engine, rows, out), runtime=runtime)
     assert refused.value.exit_code == 2
     assert str(refused.value) == (
-        f"{out / '.claims'}: cannot be written: Read-only file system. Choose another output directory with -o."
+        f"{out / '.claims'}: cannot be written: Read-only file system. Choose another place with -o."
     )
 
 
@@ -272,7 +272,7 @@ def test_an_output_that_is_a_file_is_named(tiny_engine, rows, tmp_path):
     out.write_text("a file")
     with pytest.raises(CannotWrite) as refused:
         run(spec_of(tiny_engine, rows, out))
-    assert str(refused.value) == (f"{out}: cannot be written: File exists. Choose another output directory with -o.")
+    assert str(refused.value) == (f"{out}: cannot be written: File exists. Choose another place with -o.")
     assert out.read_text() == "a file"
 
 

@@ -176,7 +176,7 @@ class TestUsage:
         monkeypatch.setattr("extract.sample.passages", lambda: iter([Passage("id", "module", "text")]))
         ended = extract(capsys, "sample", "-o", tmp_path / "file" / "rows.parquet", "--rows", "1")
         where = f"{tmp_path}/file/rows.parquet"
-        check(ended, 2, f"{where}: cannot be written: File exists. Choose another output directory with -o.")
+        check(ended, 2, f"{where}: cannot be written: File exists. Choose another place with -o.")
 
     def test_2_is_a_row_that_is_not_there(self, finished, capsys):
         assert extract(capsys, "inspect", finished, "--row", "20").code == 2

@@ -455,7 +455,7 @@ def test_a_directory_that_is_not_there_is_named(tmp_path):
     with pytest.raises(CannotWrite) as refused:
         ShardWriter(path, rig.schema_for(spec), spec, rig.WIDTH, 0)
     assert str(refused.value) == (
-        f"{path}: cannot be written: No such file or directory. Choose another output directory with -o."
+        f"{path}: cannot be written: No such file or directory. Choose another place with -o."
     )
 
 

@@ -109,7 +109,8 @@ def run_command(
         stall_timeout_s=stall_timeout or USUAL_PATIENCE.stall_timeout_s,
     )
     if on == "ray":
-        from extract.runners.ray_driver import RaySettings, run_on_ray
+        from extract.runners.ray_driver import run_on_ray
+        from extract.runners.ray_places import RaySettings
 
         settings = RaySettings(address=address, max_workers=workers, patience=patience)
         emit(run_on_ray(spec, settings, progress=progress), summary_text, as_json)

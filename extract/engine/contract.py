@@ -479,7 +479,7 @@ def read_contract(directory: Path) -> Contract:
     """
     path = directory / CONTRACT_FILE
     if not directory.is_dir():
-        raise NotAnEngine(path=directory, problem="no such directory")
+        raise NotAnEngine(path=directory, problem="not a directory" if directory.exists() else "no such directory")
     if not path.is_file():
         raise NotAnEngine(path=directory, problem=f"it holds no {CONTRACT_FILE}")
     if path.stat().st_size > MAX_CONTRACT_BYTES:
