@@ -162,7 +162,7 @@ def test_a_directory_that_vanished_is_an_error(tmp_path):
         create_once(tmp_path / "gone" / "record.json", b"content")
     assert str(refused.value) == (
         f"{tmp_path / 'gone' / 'record.json'}: cannot be written: No such file or directory. "
-        "Choose another output directory with -o."
+        "Choose another place with -o."
     )
 
 

@@ -10,7 +10,6 @@ from typing import Any, TypeVar, get_args, get_type_hints
 import click
 
 from extract.progress import Progress
-from extract.records import Outcome
 from extract.storage import Place, locate
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -61,6 +60,8 @@ def allow_pickle_option(command: F) -> F:
 
 def row_options(command: F) -> F:
     """`--rows` and `--outcome`: which rows of an output; the command receives `rows` and `outcomes`."""
+    from extract.records import Outcome  # needs numpy, and `doctor` must start where that is broken
+
     outcome = click.option(
         "--outcome",
         "outcomes",
