@@ -109,8 +109,7 @@ class _Float:
             with np.errstate(over="ignore"):
                 for part in _slices(states):
                     values[part] = as_float32(states[part])
-        known = finite and LARGEST[states.dtype.type] <= self.largest
-        return Encoded(values=values, scales=None, faults=_faults(states, values, known=known))
+        return Encoded(values=values, scales=None, faults=_faults(states, values, finite=finite))
 
     def decode(self, values: npt.NDArray[Any], scales: Float32 | None = None) -> Float32:
         return as_float32(values)
@@ -134,8 +133,7 @@ class _Bfloat16:
             values = np.empty(states.shape, self.storage)
             for part in _slices(states):
                 values[part] = bfloat16_bits(as_float32(states[part]))
-        known = finite and LARGEST[states.dtype.type] <= self.largest
-        return Encoded(values=values, scales=None, faults=_faults(states, values, known=known))
+        return Encoded(values=values, scales=None, faults=_faults(states, values, finite=finite))
 
     def decode(self, values: npt.NDArray[Any], scales: Float32 | None = None) -> Float32:
         return as_float32(values)
@@ -251,13 +249,13 @@ def not_finite(values: npt.NDArray[Any]) -> Bool:
     return found
 
 
-def _faults(states: States, encoded: npt.NDArray[Any], *, known: bool = False) -> UInt8:
+def _faults(states: States, encoded: npt.NDArray[Any], *, finite: bool = False) -> UInt8:
     """uint8 [K]: the fault of each state, from what it was and what it became (not finite where it does not fit).
 
-    `known`: there are none.
+    `finite`: all states are known to be; where the stored type holds whatever is, nobody looks.
     """
     faults = np.zeros(len(states), np.uint8)
-    if known:
+    if finite and LARGEST[states.dtype.type] <= LARGEST[encoded.dtype.type]:
         return faults
     for part in _slices(encoded):
         if not _all_finite(encoded[part]):
